@@ -1,0 +1,298 @@
+"""The evaluator: many candidate masks in, calibration scores out. The only door the search uses.
+
+How a score is made cheap without changing it:
+  * several questions share one haystack (packed prompts), logits exist at answer positions only;
+  * masks that agree with the *base* mask on all layers below l start from its stored hidden states
+    at the input of layer l (prefix reuse); l is traced, so there is one trace for all;
+  * nothing is ever scored twice (memo), and the memo is refilled from the journal on resume;
+  * contexts are scored in micro-batches, candidates fold into the batch axis of an accelerator.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bosch_jax.journal import Journal, mask_key
+from bosch_jax.prompts import PromptSet
+from models import windows as windows_lib
+from models.config import ModelConfig
+from models.transformer import Transformer, answer_logits, embed, run_layers
+
+
+class Batch(NamedTuple):
+  """The arrays of B packed prompts (see `PromptSet`), as they enter compiled functions."""
+
+  tokens_BxT: jax.Array
+  positions_BxT: jax.Array
+  segments_BxT: jax.Array
+  answer_BxQxA: jax.Array
+  target_BxQxA: jax.Array
+  valid_BxQxA: jax.Array
+
+  @classmethod
+  def of(cls, prompts: PromptSet) -> "Batch":
+    return cls(*(jnp.asarray(getattr(prompts, name)) for name in cls._fields))
+
+
+def answer_scores(model, params, x_BxTxD, batch: Batch) -> tuple[jax.Array, jax.Array]:
+  """Teacher-forced scores of the answers.
+
+  Args:
+    x_BxTxD: hidden states after the last layer.
+    batch: the prompts they belong to.
+
+  Returns:
+    nll: float32 `[B, Q]`, mean negative log-likelihood (nats) over the answer's tokens.
+    exact: bool `[B, Q]`, every answer token is the most likely one (which is when greedy
+      decoding would produce the answer).
+  """
+  B, Q, A = batch.target_BxQxA.shape
+  logits_BxQxAxV = answer_logits(model, params, x_BxTxD, batch.answer_BxQxA.reshape(B, Q * A))
+  logits_BxQxAxV = logits_BxQxAxV.reshape(B, Q, A, -1)
+  target_BxQxA, valid_BxQxA = batch.target_BxQxA, batch.valid_BxQxA
+  picked = jnp.take_along_axis(logits_BxQxAxV, target_BxQxA[..., None], axis=-1)[..., 0]
+  nll_BxQxA = jnp.where(valid_BxQxA, jax.nn.logsumexp(logits_BxQxAxV, -1) - picked, 0.0)
+  hit_BxQxA = (jnp.argmax(logits_BxQxAxV, -1) == target_BxQxA) | ~valid_BxQxA
+  return nll_BxQxA.sum(-1) / valid_BxQxA.sum(-1).astype(jnp.float32), hit_BxQxA.all(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+  """Scores of C masks on n contexts with Q questions each.
+
+  Attributes:
+    nll: float32 `[C, n, Q]`, nats per answer token.
+    exact: bool `[C, n, Q]`.
+  """
+
+  nll: np.ndarray
+  exact: np.ndarray
+
+  def score(self, kind: str) -> np.ndarray:
+    """S(z) of the paper, `[C]`, greater is better: minus the mean NLL, or the accuracy."""
+    values = -self.nll.astype(np.float64) if kind == "nll" else self.exact.astype(np.float64)
+    return values.mean((1, 2))
+
+
+class Evaluator:
+  """Scores head masks on a prompt set.
+
+  Args:
+    config, params: the model.
+    prompts: B contexts of Q packed questions.
+    window: W of local heads, in tokens.
+    sinks: first tokens every head sees.
+    backend: attention backend, None = automatic.
+    journal: where scores are logged and read back from.
+    batch: contexts in a micro-batch (must divide B); None = by platform.
+    fold: candidates scored in one call, folded into the batch axis; None = by platform.
+    state_bytes: memory for the base mask's hidden states. When they do not fit, only every n-th
+      layer's input is kept and a candidate starts from the nearest one below.
+    progress: called with `(stage, cost so far)` after every batch of new scores.
+
+  Attributes:
+    cost: full-forward equivalents spent so far: FLOPs of the layers and answer heads run, over
+      the FLOPs of one full pass over all contexts; journal entries of a resumed run included.
+    masks_scored: masks with at least one new score (again including a resumed run's).
+  """
+
+  def __init__(
+    self,
+    config: ModelConfig,
+    params: dict,
+    prompts: PromptSet,
+    window: int,
+    *,
+    sinks: int = 0,
+    backend: str | None = None,
+    journal: Journal | None = None,
+    batch: int | None = None,
+    fold: int | None = None,
+    state_bytes: int = 2**30,
+    progress: Callable[[str, float], None] | None = None,
+  ):
+    accelerator = jax.default_backend() != "cpu"
+    self.config, self.params, self.prompts, self.window = config, params, prompts, window
+    self.batch = batch or (math.gcd(len(prompts), 8) if accelerator else 1)
+    self.fold = fold or (8 if accelerator else 1)
+    if len(prompts) % self.batch:
+      raise ValueError(f"batch {self.batch} does not divide {len(prompts)} contexts")
+    self.journal = journal or Journal(None, {})
+    self.cost, self.masks_scored, self.stage = 0.0, 0, ""
+    self._progress = progress or (lambda stage, cost: None)
+    self._memo: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
+    self._model = Transformer(config, sinks, backend)
+    self._rows = [
+      Batch.of(prompts.take(range(i, i + self.batch))) for i in range(0, len(prompts), self.batch)
+    ]
+    tokens = prompts.tokens_BxT.shape[1]
+    layer_bytes = 4 * len(prompts) * tokens * config.model_dim
+    self._stride = max(1, math.ceil(config.num_layers * layer_bytes / max(state_bytes, 1)))
+    self._layer_flops, self._head_flops = forward_flops(config, prompts)
+    self._base = np.zeros((config.num_layers, config.num_groups), bool)
+    self._base_depth = [-1] * len(self._rows)  # layers of the base whose inputs are stored
+    self._states: list[jax.Array | None] = [None] * len(self._rows)
+    self._score = jax.jit(chex.assert_max_traces(self._score_fn, n=1))
+    self._extend = jax.jit(chex.assert_max_traces(self._extend_fn, n=1), donate_argnums=1)
+    for entry in self.journal.lines:
+      self._remember(entry)
+
+  # --- compiled functions: one trace each -------------------------------------------------------
+
+  def _score_fn(self, params, states, row: Batch, masks_CxLxG, start):
+    C, B = masks_CxLxG.shape[0], row.tokens_BxT.shape[0]
+    windows = windows_lib.expand(masks_CxLxG, self.config.num_heads, self.window, jnp)
+    windows_LxBxH = jnp.repeat(windows.swapaxes(0, 1), B, axis=1)
+    row = jax.tree.map(lambda a: jnp.tile(a, (C,) + (1,) * (a.ndim - 1)), row)
+    first = start // self._stride
+    x = jnp.tile(jax.lax.dynamic_index_in_dim(states, first, keepdims=False), (C, 1, 1))
+    x = run_layers(
+      self._model, params, x, windows_LxBxH, row.positions_BxT, row.segments_BxT,
+      first * self._stride,
+    )
+    nll, exact = answer_scores(self._model, params, x, row)
+    return nll.reshape(C, B, -1), exact.reshape(C, B, -1)
+
+  def _extend_fn(self, params, states, row: Batch, mask_LxG, start, stop):
+    """Recomputes the stored inputs of layers start+1 .. stop for a new base mask."""
+    B = row.tokens_BxT.shape[0]
+    windows = windows_lib.expand(mask_LxG, self.config.num_heads, self.window, jnp)
+    windows_LxBxH = jnp.repeat(windows[:, None], B, axis=1)
+    states = states.at[0].set(embed(params, row.tokens_BxT))
+
+    def step(i, states):
+      x = run_layers(
+        self._model, params, states[i], windows_LxBxH, row.positions_BxT, row.segments_BxT,
+        i * self._stride, (i + 1) * self._stride,
+      )
+      return jax.lax.dynamic_update_index_in_dim(states, x, i + 1, 0)
+
+    return jax.lax.fori_loop(start, stop, step, states)
+
+  # --- scoring ----------------------------------------------------------------------------------
+
+  def rebase(self, mask_LxG: np.ndarray) -> None:
+    """Declares the mask whose hidden states later candidates start from (most share its lower
+    layers). States are computed when first needed, and only as deep as needed."""
+    mask_LxG = np.asarray(mask_LxG, bool)
+    kept = common_prefix(self._base, mask_LxG)
+    self._base_depth = [min(depth, kept) for depth in self._base_depth]
+    self._base = mask_LxG.copy()
+
+  def score(self, masks: Sequence[np.ndarray], contexts: Sequence[int] | None = None) -> Scores:
+    """Scores masks, new ones by forward passes, known ones from the memo.
+
+    Args:
+      masks: C arrays, bool `[L, G]`, True = local.
+      contexts: indices of the contexts to score on; None = all.
+
+    Returns:
+      `Scores` of shape `[C, n, Q]`.
+    """
+    contexts = list(range(len(self.prompts))) if contexts is None else list(contexts)
+    wanted = {i // self.batch for i in contexts}
+    pending: dict[str, tuple[np.ndarray, list[int]]] = {}
+    for mask in masks:
+      known = self._memo.get(mask_key(mask), {})
+      rows = [r for r in sorted(wanted) if r * self.batch not in known]
+      if rows and mask_key(mask) not in pending:
+        pending[mask_key(mask)] = (np.asarray(mask, bool), rows)
+    self._run(list(pending.values()))
+    known = [self._memo[mask_key(mask)] for mask in masks]
+    return Scores(
+      np.array([[k[i][0] for i in contexts] for k in known]),
+      np.array([[k[i][1] for i in contexts] for k in known]),
+    )
+
+  def _run(self, pending: list[tuple[np.ndarray, list[int]]]) -> None:
+    by_start: dict[tuple, list[np.ndarray]] = {}
+    for mask, rows in pending:
+      start = min(common_prefix(self._base, mask), self.config.num_layers - 1)
+      by_start.setdefault((start // self._stride * self._stride, tuple(rows)), []).append(mask)
+    for (start, rows), masks in by_start.items():
+      for i in range(0, len(masks), self.fold):
+        self._run_chunk(masks[i : i + self.fold], start, rows)
+
+  def _run_chunk(self, masks: list[np.ndarray], start: int, rows: Sequence[int]) -> None:
+    padded = np.stack(masks + [masks[-1]] * (self.fold - len(masks)))
+    spent = sum(self._ensure_states(r, start) for r in rows)
+    outputs = [
+      self._score(self.params, self._states[r], self._rows[r], padded, jnp.int32(start)) for r in rows
+    ]
+    # Everything above is dispatched before the first result is waited for.
+    nll, exact = (np.concatenate([np.asarray(o[k]) for o in outputs], axis=1) for k in (0, 1))
+    share = self.batch * len(rows) / len(self.prompts)
+    each = share * self._pass_cost(start)
+    contexts = [r * self.batch + i for r in rows for i in range(self.batch)]
+    entries = [
+      {
+        "mask": mask_key(mask),
+        "stage": self.stage,
+        "contexts": contexts,
+        "cost": each + (spent if c == 0 else 0.0),
+        "nll": nll[c].tolist(),
+        "exact": exact[c].astype(int).tolist(),
+      }
+      for c, mask in enumerate(masks)
+    ]
+    self.journal.append(entries)
+    for entry in entries:
+      self._remember(entry)
+    self._progress(self.stage, self.cost)
+
+  def _remember(self, entry: dict) -> None:
+    known = self._memo.setdefault(entry["mask"], {})
+    self.masks_scored += not known
+    for context, nll, exact in zip(entry["contexts"], entry["nll"], entry["exact"], strict=True):
+      known[context] = (np.asarray(nll, np.float32), np.asarray(exact, bool))
+    self.cost += entry["cost"]
+
+  def _ensure_states(self, row: int, layer: int) -> float:
+    """Stores the base's hidden states up to the input of `layer`; returns the cost of doing so."""
+    depth = self._base_depth[row]
+    if depth >= layer and self._states[row] is not None:
+      return 0.0
+    first, last = max(depth, 0) // self._stride, layer // self._stride
+    if self._states[row] is None:
+      kept = math.ceil(self.config.num_layers / self._stride)
+      tokens = self._rows[row].tokens_BxT
+      dtype = self.params["embed"]["embedding"].dtype
+      self._states[row] = jnp.zeros((kept, *tokens.shape, self.config.model_dim), dtype)
+    self._states[row] = self._extend(
+      self.params, self._states[row], self._rows[row], self._base, jnp.int32(first), jnp.int32(last)
+    )
+    self._base_depth[row] = max(layer, depth)
+    return self.batch / len(self.prompts) * self._layers_cost((last - first) * self._stride)
+
+  def _layers_cost(self, layers: int) -> float:
+    return layers * self._layer_flops / (self.config.num_layers * self._layer_flops + self._head_flops)
+
+  def _pass_cost(self, start: int) -> float:
+    return 1.0 - self._layers_cost(start)
+
+
+def common_prefix(a_LxG: np.ndarray, b_LxG: np.ndarray) -> int:
+  """Number of layers from the bottom on which two masks agree."""
+  differing = np.flatnonzero((np.asarray(a_LxG) != np.asarray(b_LxG)).any(1))
+  return int(differing[0]) if differing.size else len(a_LxG)
+
+
+def forward_flops(config: ModelConfig, prompts: PromptSet) -> tuple[float, float]:
+  """FLOPs of one layer, and of the answer head, on all prompts with full attention.
+
+  Counted as 2 per multiply-add: projections and feed-forward per token, and the causal half of
+  scores and values.
+  """
+  B, T = prompts.tokens_BxT.shape
+  c = config
+  per_token = 2 * c.model_dim * c.head_dim * (2 * c.num_heads + 2 * c.num_groups)
+  per_token += 2 * 3 * c.model_dim * c.ffn_dim
+  attention = 4 * c.num_heads * c.head_dim * T * T / 2
+  answers = prompts.target_BxQxA.size
+  return float(B * (T * per_token + attention)), float(2.0 * answers * c.model_dim * c.vocab_size)

@@ -1,0 +1,110 @@
+"""What a run leaves for people: the table in the terminal, mask.png and report.md."""
+
+import pathlib
+
+import numpy as np
+from rich.table import Table
+
+COLUMNS = ("full", "all_local", "mask")
+NAMES = {"full": "full attention", "all_local": "all heads local"}
+
+
+def rows(result: dict) -> list[tuple[str, ...]]:
+  """Header and rows of the table: full, all local and the mask, on held-out prompts."""
+  total, context = result["num_groups"], result["kv"]["tokens"]
+  local = {"full": 0, "all_local": total, "mask": result["num_local"]}
+  table = [("", "local groups", "answer NLL", "exact match", f"KV cache at {context} tokens")]
+  for column in COLUMNS:
+    scores, kv = result["held_out"][column], result["kv"]["bytes"][column]
+    table.append((
+      NAMES.get(column, f"{result['method'].upper()} mask"),
+      f"{local[column]} of {total}",
+      f"{scores['nll']:.3f} ± {scores['nll_se']:.3f}",
+      f"{scores['exact_match']:.2f} ± {scores['exact_match_se']:.2f}",
+      f"{kv / 2**20:.1f} MiB ({kv / result['kv']['bytes_full']:.0%})",
+    ))
+  return table
+
+
+def terminal_table(result: dict) -> Table:
+  """The closing table for the terminal."""
+  n = result["held_out"]["mask"]["n"]
+  header, *body = rows(result)
+  table = Table(title=f"{result['model']}, {n} held-out questions, {result['context']} tokens, window {result['window']}")
+  for i, name in enumerate(header):
+    table.add_column(name, justify="left" if i == 0 else "right")
+  for row in body:
+    table.add_row(*row)
+  return table
+
+
+def markdown(result: dict) -> str:
+  """report.md: the table, what it means, what it cost and how it was found."""
+  header, *body = rows(result)
+  cost, stages = result["cost"], result["stages"]
+  lines = [
+    f"# Head mask for {result['model']}",
+    "",
+    f"{result['num_local']} of {result['num_groups']} key/value head groups see only the last {result['window']} tokens"
+    f" (asked for: {result['target_ratio']:g}, true share {result['ratio']:.4f}); the others keep the whole context.",
+    "",
+    "| " + " | ".join(header) + " |",
+    "|---" * len(header) + "|",
+    *("| " + " | ".join(row) + " |" for row in body),
+    "",
+    f"Measured on {result['held_out']['mask']['n']} questions the search never saw"
+    f" ({result['task']} needles in {result['haystack']}, {result['context']} tokens). NLL is in nats per answer token, lower is better;"
+    " exact match is the share of questions whose answer greedy decoding gets whole; ± is one standard error over contexts.",
+    "",
+    "![which heads are local](mask.png)",
+    "",
+    "## How it was found",
+    "",
+    "| stage | what | calibration NLL | passes |",
+    "|---|---|---|---|",
+    *(f"| {s['name']} | {s['what']} | {s['nll']:.3f} | {s['cost']:.1f} |" for s in stages),
+    "",
+    f"Cost: {cost['full_forward_equivalents']:.1f} full forward passes over the calibration set"
+    f" ({cost['masks_scored']} masks scored), {cost['cpu_seconds']:.0f} CPU seconds, {cost['wall_seconds']:.0f} s on the clock;"
+    f" the held-out table took {cost['held_out_forward_equivalents']:.1f} passes more.",
+    "",
+    "Files: config.json (settings), mask.json (the mask), result.json (all figures), journal.jsonl (every scored mask).",
+    "",
+  ]
+  return "\n".join(lines)
+
+
+def draw_mask(path: pathlib.Path, local_LxG: np.ndarray, weight_L: np.ndarray, title: str) -> None:
+  """mask.png: layers x groups, local or full, beside the weight stage 2 gave each layer."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  import matplotlib.pyplot as plt
+  from matplotlib.colors import ListedColormap
+  from matplotlib.patches import Patch
+
+  layers, groups = local_LxG.shape
+  local, full = "#d9e2ec", "#1f5f8b"
+  figure, (left, right) = plt.subplots(
+    1, 2, sharey=True, figsize=(3.6 + 0.3 * groups, 1.4 + 0.19 * layers),
+    width_ratios=(max(groups, 2) * 0.35, 2), layout="constrained",
+  )
+  left.imshow(local_LxG, cmap=ListedColormap([full, local]), vmin=0, vmax=1, aspect="auto", origin="lower")
+  left.set_xticks(range(groups))
+  left.set_yticks(range(layers), minor=True)
+  left.set_xticks(np.arange(groups) - 0.5, minor=True)
+  left.set_yticks(np.arange(layers) - 0.5, minor=True)
+  left.grid(which="minor", color="white", linewidth=1)
+  left.tick_params(which="minor", length=0)
+  left.set_xlabel("group")
+  left.set_ylabel("layer (output on top)")
+  right.barh(range(layers), weight_L, color=full)
+  right.set_xlim(0, 1)
+  right.set_xlabel("layer weight\n(1 = hardest to localise)")
+  figure.legend(
+    handles=[Patch(color=full, label="full context"), Patch(color=local, label="window only")],
+    loc="outside lower center", ncols=2, frameon=False,
+  )
+  figure.suptitle(title, fontsize=10)
+  figure.savefig(path, dpi=150)
+  plt.close(figure)

@@ -1,0 +1,105 @@
+"""Every setting of `python run.py select`, and what is checked before any work begins."""
+
+import dataclasses
+import pathlib
+from typing import Annotated, Literal
+
+import tyro
+
+from models.config import ModelConfig
+from models.errors import InputError
+from models.windows import num_local_for
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectSettings:
+  """Find which attention heads can become local: a head mask for a model, by BOSCH.
+
+  Without any flag this runs on a real 135M model on a CPU, in minutes.
+  """
+
+  model: str = "smollm2-135m"
+  """Model: smollm2-135m (fetched once, 93 MB), or the path of a .gguf file."""
+  ratio: float = 0.5
+  """Share of key/value head groups that become local, from 0 to 1."""
+  window: int = 32
+  """Tokens a local head sees, itself included."""
+  context: int = 256
+  """Tokens of one calibration prompt with its answer."""
+  samples: int = 8
+  """Calibration contexts, each with several questions."""
+  budget: int = 55
+  """Most the search may spend, in full forward passes over the calibration set."""
+  method: Literal["bosch"] = "bosch"
+  """How the mask is chosen."""
+  score: Literal["nll", "accuracy"] = "nll"
+  """What candidates are compared by: answer log-likelihood (smooth) or exact match (the paper's)."""
+  seed: int = 1
+  """Seed of the prompts and of the search; the same seed gives the same mask."""
+  out: Annotated[pathlib.Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")] = None
+  """Folder of the run. Default: runs/ and a name made of the settings."""
+  resume: bool = False
+  """Go on with the stopped run in --out."""
+  force: bool = False
+  """Start over in --out, discarding what is there."""
+  sinks: int = 0
+  """First tokens that local heads see as well."""
+  task: Literal["multikey", "single"] = "multikey"
+  """Needles: four keys and four questions per context, or one."""
+  haystack: Literal["noise", "essay"] = "noise"
+  """Text around the needles: RULER's repeated sentences, or documentation text."""
+  held_out: int = 16
+  """Contexts of the held-out set that the final table is measured on."""
+  alpha: float = 1.0
+  """Weight of the penalty for missing the ratio (the paper gives no value)."""
+
+  def __post_init__(self):
+    for field in ("window", "context", "samples", "budget", "seed", "held_out"):
+      if getattr(self, field) < 1:
+        raise InputError(_flag(field), getattr(self, field), "must be a positive integer; use 1 or more")
+    if not 0 <= self.ratio <= 1:
+      raise InputError("--ratio", self.ratio, "must be a share from 0 to 1; use for example 0.5")
+    if self.window >= self.context:
+      raise InputError(
+        "--window", self.window,
+        f"must be smaller than --context {self.context}, or every head is full; use for example {max(1, self.context // 8)}",
+      )
+    if self.sinks < 0 or self.sinks + self.window >= self.context:
+      raise InputError("--sinks", self.sinks, f"must be 0 or more, and less than --context minus --window ({self.context - self.window})")
+    if self.alpha < 0:
+      raise InputError("--alpha", self.alpha, "is a penalty weight; use 0 or more")
+    if self.resume and self.force:
+      raise InputError("--force", "with --resume", "contradict each other; give one of them")
+
+  def check_model(self, config: ModelConfig) -> None:
+    """What can only be checked once the model is known.
+
+    Raises:
+      InputError: context beyond the model's, or a ratio that no number of groups reaches.
+    """
+    if self.context > config.context:
+      raise InputError("--context", self.context, f"is beyond this model's {config.context} tokens; use at most that")
+    local = num_local_for(self.ratio, config.total_groups)
+    if self.ratio > 0 and local == 0 or self.ratio < 1 and local == config.total_groups:
+      raise InputError(
+        "--ratio", self.ratio,
+        f"cannot be reached: this model has {config.total_groups} head groups, so the nearest is {local / config.total_groups:g}; "
+        f"use a multiple of 1/{config.total_groups}",
+      )
+
+  @property
+  def folder(self) -> pathlib.Path:
+    """Where the run is written."""
+    if self.out is not None:
+      return pathlib.Path(self.out)
+    model = pathlib.Path(self.model).stem
+    name = f"{model}-{self.method}-r{self.ratio:g}-w{self.window}-c{self.context}-s{self.seed}"
+    return pathlib.Path("runs") / name
+
+  @property
+  def num_questions(self) -> int:
+    return 4 if self.task == "multikey" else 1
+
+
+def _flag(field: str) -> str:
+  return "--" + field.replace("_", "-")

@@ -1,0 +1,191 @@
+"""The decoder as linen modules and pure functions of (config, params, tokens, windows).
+
+Parameters, as `Transformer.init` makes them; layers are stacked on a leading axis:
+
+    embed/embedding            [V, D]
+    layers/attn_norm/scale     [L, D]        layers/mlp_norm/scale      [L, D]
+    layers/attn/q/kernel       [L, D, H, K]  layers/mlp/gate/kernel     [L, D, F]
+    layers/attn/k/kernel       [L, D, G, K]  layers/mlp/up/kernel       [L, D, F]
+    layers/attn/v/kernel       [L, D, G, K]  layers/mlp/down/kernel     [L, F, D]
+    layers/attn/o/kernel       [L, H, K, D]
+    final_norm/scale           [D]
+    head/kernel                [D, V]        (only when the head is not tied)
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from models.attention import attention
+from models.config import ModelConfig
+
+
+class RMSNorm(nn.Module):
+  """Root-mean-square norm, computed in float32: `x / sqrt(mean(x^2) + eps) * scale`."""
+
+  eps: float
+
+  @nn.compact
+  def __call__(self, x):
+    scale = self.param("scale", nn.initializers.ones_init(), (x.shape[-1],))
+    x32 = x.astype(jnp.float32)
+    x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + self.eps)
+    return x32.astype(x.dtype) * jnp.broadcast_to(scale.astype(x.dtype), x.shape)
+
+
+def rope_angles(positions_BxT: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
+  """cos and sin, float32 `[B, T, 1, K/2]`, of the rotary angles `pos * theta^(-2i/K)`."""
+  frequency = theta ** -(jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+  angles = positions_BxT[:, :, None, None].astype(jnp.float32) * frequency[None, None, None]
+  return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x_BxTxNxK: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+  """Rotary embedding in the half-rotation order of Hugging Face Llama checkpoints."""
+  a, b = jnp.split(x_BxTxNxK.astype(jnp.float32), 2, axis=-1)
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BxTxNxK.dtype)
+
+
+class Attention(nn.Module):
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, sinks=0, backend=None):
+    c, dtype = self.config, x_BxTxD.dtype
+
+    def project(name, heads):
+      return nn.DenseGeneral((heads, c.head_dim), use_bias=False, dtype=dtype, name=name)(x_BxTxD)
+
+    cos, sin = rope_angles(positions_BxT, c.head_dim, c.rope_theta)
+    q_BxTxHxK = rotate(project("q", c.num_heads), cos, sin)
+    k_BxTxGxK = rotate(project("k", c.num_groups), cos, sin)
+    v_BxTxGxK = project("v", c.num_groups)
+    out_BxTxHxK = attention(
+      q_BxTxHxK, k_BxTxGxK, v_BxTxGxK, windows_xH,
+      positions_BxT=positions_BxT, segments_BxT=segments_BxT, sinks=sinks, backend=backend,
+    )
+    return nn.DenseGeneral(c.model_dim, axis=(-2, -1), use_bias=False, dtype=dtype, name="o")(out_BxTxHxK)
+
+
+class MLP(nn.Module):
+  """SwiGLU: `down(silu(gate(x)) * up(x))`."""
+
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(self, x):
+    def dense(name, width):
+      return nn.Dense(width, use_bias=False, dtype=x.dtype, name=name)
+
+    hidden = nn.silu(dense("gate", self.config.ffn_dim)(x)) * dense("up", self.config.ffn_dim)(x)
+    return dense("down", self.config.model_dim)(hidden)
+
+
+class Layer(nn.Module):
+  """One decoder layer: pre-norm attention and feed-forward, each added to the residual stream."""
+
+  config: ModelConfig
+  sinks: int = 0
+  backend: str | None = None
+
+  @nn.compact
+  def __call__(self, x_BxTxD, windows_xH, positions_BxT, segments_BxT):
+    eps = self.config.norm_eps
+    normed = RMSNorm(eps, name="attn_norm")(x_BxTxD)
+    x_BxTxD = x_BxTxD + Attention(self.config, name="attn")(
+      normed, windows_xH, positions_BxT, segments_BxT, self.sinks, self.backend
+    )
+    x_BxTxD = x_BxTxD + MLP(self.config, name="mlp")(RMSNorm(eps, name="mlp_norm")(x_BxTxD))
+    return x_BxTxD, None
+
+
+class Transformer(nn.Module):
+  """The whole decoder, layers scanned with their row of `windows_LxH` as scanned input.
+
+  Attributes:
+    config: the architecture.
+    sinks: keys at the start of a document that every head sees.
+    backend: attention backend; None = the best for the platform (see `models.attention`).
+  """
+
+  config: ModelConfig
+  sinks: int = 0
+  backend: str | None = None
+
+  def setup(self):
+    c = self.config
+    self.embed = nn.Embed(c.vocab_size, c.model_dim)
+    self.layers = nn.scan(
+      Layer,
+      variable_axes={"params": 0},
+      split_rngs={"params": True},
+      in_axes=(0, nn.broadcast, nn.broadcast),
+      length=c.num_layers,
+    )(c, self.sinks, self.backend)
+    self.final_norm = RMSNorm(c.norm_eps)
+    if not c.tied_head:
+      self.head = nn.Dense(c.vocab_size, use_bias=False)
+
+  def __call__(self, tokens_BxT, windows_LxH, positions_BxT=None, segments_BxT=None):
+    """Logits at every position, float32 `[B, T, V]`. For short texts and tests; scoring reads
+    answer positions only (`answer_logits`)."""
+    positions_BxT, segments_BxT = layout(tokens_BxT, positions_BxT, segments_BxT)
+    x_BxTxD, _ = self.layers(self.embed(tokens_BxT), windows_LxH, positions_BxT, segments_BxT)
+    return self.logits(x_BxTxD)
+
+  def logits(self, x_xD):
+    """Final norm and output head at the given hidden states: float32 `[..., V]`."""
+    x_xD = self.final_norm(x_xD)
+    return (self.embed.attend(x_xD) if self.config.tied_head else self.head(x_xD)).astype(jnp.float32)
+
+
+def layout(tokens_BxT, positions_BxT=None, segments_BxT=None):
+  """Defaults for one document per row: positions 0..T-1, segment 0."""
+  if positions_BxT is None:
+    positions_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1], dtype=jnp.int32), tokens_BxT.shape)
+  if segments_BxT is None:
+    segments_BxT = jnp.zeros(tokens_BxT.shape, jnp.int32)
+  return positions_BxT, segments_BxT
+
+
+def embed(params, tokens_BxT):
+  """Hidden states at the input of layer 0: `[B, T, D]`."""
+  return params["embed"]["embedding"][tokens_BxT]
+
+
+def run_layers(
+  model: Transformer, params, x_BxTxD, windows_LxBxH, positions_BxT, segments_BxT, start, stop=None
+):
+  """Layers `start` .. `stop` - 1 on the hidden states at the input of layer `start`.
+
+  Args:
+    windows_LxBxH: int32, for all L layers; a row of the batch may have windows of its own (that
+      is how candidates fold into the batch axis).
+    start, stop: int32 scalars, traced or not, so one trace serves every first layer; stop
+      defaults to L.
+
+  Returns:
+    Hidden states `[B, T, D]` at the input of layer `stop`, before any final norm.
+  """
+  layer = Layer(model.config, model.sinks, model.backend)
+
+  def step(l, x):
+    params_l = jax.tree.map(lambda p: p[l], params["layers"])
+    return layer.apply({"params": params_l}, x, windows_LxBxH[l], positions_BxT, segments_BxT)[0]
+
+  stop = model.config.num_layers if stop is None else stop
+  return jax.lax.fori_loop(start, stop, step, x_BxTxD)
+
+
+def answer_logits(model: Transformer, params, x_BxTxD, answer_BxA):
+  """Logits only where answers are predicted.
+
+  Args:
+    x_BxTxD: hidden states after the last layer.
+    answer_BxA: int32 indices on the token axis.
+
+  Returns:
+    float32 `[B, A, V]`.
+  """
+  picked_BxAxD = jnp.take_along_axis(x_BxTxD, answer_BxA[:, :, None], axis=1)
+  return model.apply({"params": params}, picked_BxAxD, method=Transformer.logits)
