@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,8 +137,8 @@ class Evaluator:
     self._base = np.zeros((config.num_layers, config.num_groups), bool)
     self._base_depth = [-1] * len(self._rows)  # layers of the base whose inputs are stored
     self._states: list[jax.Array | None] = [None] * len(self._rows)
-    self._score = jax.jit(chex.assert_max_traces(self._score_fn, n=1))
-    self._extend = jax.jit(chex.assert_max_traces(self._extend_fn, n=1), donate_argnums=1)
+    self._score = jax.jit(self._score_fn)
+    self._extend = jax.jit(self._extend_fn, donate_argnums=1)
     for entry in self.journal.lines:
       self._remember(entry)
 

@@ -2,6 +2,37 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+
+def as_array(windows, positions, segments=None, sinks: int = 0) -> np.ndarray:
+  """The mask written out pair by pair: the oracle that `visible` itself is tested against.
+
+      as_array([2], range(4))   as_array([2], [0, 1, 2, 2], [0, 0, 1, 2]): a haystack, 2 questions
+      1 . . .                   1 . . .
+      1 1 . .                   1 1 . .
+      . 1 1 .                   . 1 1 .
+      . . 1 1                   . 1 . 1
+
+  Args:
+    windows: H ints.
+    positions: T ints.
+    segments: T ints, default all 0.
+    sinks: the first keys that stay visible to every head.
+
+  Returns:
+    int `[H, T, T]` of 0 and 1.
+  """
+  segments = [0] * len(positions) if segments is None else segments
+  places = list(zip(positions, segments, strict=True))
+
+  def sees(window, query, key):
+    (q_pos, q_seg), (k_pos, k_seg) = query, key
+    if q_seg < 0 or k_seg < 0 or (k_seg != 0 and k_seg != q_seg):
+      return 0
+    return int(0 <= q_pos - k_pos < window or (k_pos < sinks and k_pos <= q_pos))
+
+  return np.array([[[sees(w, query, key) for key in places] for query in places] for w in windows])
 
 
 def visible(
@@ -66,12 +97,17 @@ def attend(
   weights = jnp.where(mask_BxGxRxTxS, jnp.exp(scores_BxGxRxTxS - top), 0.0)
   weights /= jnp.maximum(weights.sum(-1, keepdims=True), 1e-30)
   out = jnp.einsum(
-    "bgrts,bsgk->btgrk", weights.astype(v_BxSxGxK.dtype), v_BxSxGxK, preferred_element_type=jnp.float32
+    "bgrts,bsgk->btgrk", weights.astype(v_BxSxGxK.dtype), v_BxSxGxK,
+    preferred_element_type=jnp.float32,
   )
   return out.reshape(B, T, H, K).astype(q_BxTxHxK.dtype)
 
 
-def reference(q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=None):
+def reference(
+  q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=None, layout="any"
+):
   """Dense attention with per-head windows; see `models.attention.attention` for the arguments."""
+  del layout
+  windows = jnp.asarray(windows, jnp.int32)
   mask = visible(windows, positions, segments, positions, segments, sinks)
   return attend(q, k, v, mask, scale=scale, softcap=softcap)

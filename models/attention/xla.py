@@ -40,7 +40,7 @@ def blocked(q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=No
   `layout` is not needed: positions and segments may be anything `reference.visible` allows.
   """
   del layout
-  B, T, H, K = q.shape
+  B, T, H, _ = q.shape
   G = k.shape[2]
   R = H // G
   windows_NxR = jnp.broadcast_to(windows, (B, H)).reshape(B * G, R)
@@ -76,7 +76,7 @@ def static(q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=Non
     raise NotImplementedError(
       "backend 'static' needs the windows as a tuple of ints; use backend='blocked' for an array"
     )
-  B, T, H, K = q.shape
+  B, T, H, _ = q.shape
   G = k.shape[2]
   R = H // G
   outs = []

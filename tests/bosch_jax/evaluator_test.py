@@ -1,0 +1,130 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bosch_jax.evaluator import Evaluator, common_prefix, forward_flops
+from bosch_jax.journal import Journal
+from models.transformer import Transformer
+from models.windows import HeadMask
+from tests.bosch_jax.tiny import CONFIG, random_masks, tiny_params, tiny_prompts
+
+WINDOW = 6
+
+
+@pytest.fixture(scope="module")
+def params():
+  return tiny_params()
+
+
+forward = jax.jit(Transformer(CONFIG).apply)
+
+
+def naive(params, prompts, mask):
+  """Scores by the plain forward pass, all logits, no reuse: what the evaluator must equal."""
+  logits = forward(
+    {"params": params}, jnp.asarray(prompts.tokens_BxT), HeadMask(mask).windows(WINDOW, CONFIG.num_heads),
+    jnp.asarray(prompts.positions_BxT), jnp.asarray(prompts.segments_BxT),
+  )
+  logprob = np.asarray(jax.nn.log_softmax(logits, -1))
+  B, Q, _ = prompts.target_BxQxA.shape
+  nll, exact = np.zeros((B, Q)), np.zeros((B, Q), bool)
+  for b in range(B):
+    for q in range(Q):
+      valid = prompts.valid_BxQxA[b, q]
+      rows = logprob[b, prompts.answer_BxQxA[b, q][valid]]
+      target = prompts.target_BxQxA[b, q][valid]
+      nll[b, q] = -rows[np.arange(len(target)), target].mean()
+      exact[b, q] = (rows.argmax(-1) == target).all()
+  return nll, exact
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("fold", [1, 3])
+@pytest.mark.parametrize("state_bytes", [2**30, 1, 4 * 48 * 32 * 4 * 2])
+def test_every_way_of_scoring_equals_the_naive_one(params, batch, fold, state_bytes):
+  prompts = tiny_prompts()
+  evaluator = Evaluator(CONFIG, params, prompts, WINDOW, batch=batch, fold=fold, state_bytes=state_bytes)
+  masks = random_masks(5)
+  for base in (masks[0], masks[3]):
+    evaluator.rebase(base)
+    near = [base.copy() for _ in range(4)]
+    for l, mask in enumerate(near):
+      mask[l, 0] ^= True
+    scores = evaluator.score([*masks, *near])
+    for c, mask in enumerate([*masks, *near]):
+      nll, exact = naive(params, prompts, mask)
+      np.testing.assert_allclose(scores.nll[c], nll, atol=1e-5)
+      np.testing.assert_array_equal(scores.exact[c], exact)
+
+
+def test_packed_scores_equal_unpacked_ones(params):
+  prompts = tiny_prompts()
+  masks = random_masks(3)
+  packed = Evaluator(CONFIG, params, prompts, WINDOW).score(masks)
+  plain = Evaluator(CONFIG, params, prompts.unpack(), WINDOW).score(masks)
+  np.testing.assert_allclose(packed.nll, plain.nll.reshape(packed.nll.shape), atol=1e-5)
+  np.testing.assert_array_equal(packed.exact, plain.exact.reshape(packed.exact.shape))
+
+
+def test_200_masks_trace_once_on_any_contexts(params):
+  chex.clear_trace_counter()
+  evaluator = Evaluator(CONFIG, params, tiny_prompts(), WINDOW)
+  evaluator._score = jax.jit(chex.assert_max_traces(evaluator._score_fn, n=1))
+  evaluator._extend = jax.jit(chex.assert_max_traces(evaluator._extend_fn, n=1))
+  for i, mask in enumerate(random_masks(200)):
+    if i % 50 == 0:
+      evaluator.rebase(mask)
+    evaluator.score([mask], [i % 4, (i + 1) % 4])
+  assert evaluator.masks_scored == len({mask.tobytes() for mask in random_masks(200)}) > 150
+
+
+def test_nothing_is_scored_twice_and_contexts_add_up(params):
+  evaluator = Evaluator(CONFIG, params, tiny_prompts(), WINDOW)
+  masks = random_masks(3)
+  part = evaluator.score(masks, [1, 2])
+  cost = evaluator.cost
+  evaluator.score(masks, [2, 1])
+  assert evaluator.cost == cost and evaluator.masks_scored == 3
+  whole = evaluator.score(masks)
+  assert evaluator.masks_scored == 3 and cost < evaluator.cost < 2 * 3 + 1
+  np.testing.assert_array_equal(whole.nll[:, [1, 2]], part.nll)
+
+
+def test_cost_is_one_for_a_full_pass_and_less_after_a_shared_prefix(params):
+  prompts = tiny_prompts()
+  evaluator = Evaluator(CONFIG, params, prompts, WINDOW)
+  full = np.zeros((4, 3), bool)
+  evaluator.score([full])
+  assert evaluator.cost == pytest.approx(1.0)
+  top = full.copy()
+  top[3, 0] = True
+  evaluator.score([top])
+  layer, head = forward_flops(CONFIG, prompts)
+  assert evaluator.cost - 1.0 == pytest.approx((layer + head) / (4 * layer + head))
+
+
+def test_a_resumed_evaluator_knows_the_scores_and_the_cost(params, tmp_path):
+  prompts, masks = tiny_prompts(), random_masks(4)
+  first = Evaluator(CONFIG, params, prompts, WINDOW, journal=Journal(tmp_path / "j", {"a": 1}))
+  before = first.score(masks)
+  again = Evaluator(CONFIG, params, prompts, WINDOW, journal=Journal(tmp_path / "j", {"a": 1}, True))
+  cost = again.cost
+  after = again.score(masks)
+  assert cost == again.cost == pytest.approx(first.cost) and again.masks_scored == 4
+  np.testing.assert_array_equal(before.nll, after.nll)
+  np.testing.assert_array_equal(before.exact, after.exact)
+
+
+def test_common_prefix():
+  a = np.zeros((3, 2), bool)
+  b = a.copy()
+  assert common_prefix(a, b) == 3
+  b[1, 0] = True
+  assert common_prefix(a, b) == 1
+
+
+def test_a_batch_that_does_not_divide_is_refused(params):
+  with pytest.raises(ValueError, match="does not divide"):
+    Evaluator(CONFIG, params, tiny_prompts(), WINDOW, batch=3)

@@ -1,0 +1,63 @@
+import json
+
+import numpy as np
+import pytest
+
+from bosch_jax.journal import Journal, mask_key
+from models.errors import InputError
+
+
+def test_lines_come_back_after_a_resume(tmp_path):
+  path = tmp_path / "journal.jsonl"
+  journal = Journal(path, {"seed": 1})
+  journal.append([{"mask": "00"}, {"mask": "01"}])
+  journal.close()
+  journal = Journal(path, {"seed": 1}, resume=True)
+  assert [line["mask"] for line in journal.lines] == ["00", "01"]
+  journal.append([{"mask": "02"}])
+  journal.close()
+  assert [json.loads(line).get("mask") for line in path.read_text().splitlines()] == [None, "00", "01", "02"]
+
+
+@pytest.mark.parametrize("keep", range(1, 13))
+def test_a_torn_last_line_is_dropped_and_written_anew(tmp_path, keep):
+  path = tmp_path / "journal.jsonl"
+  journal = Journal(path, {"seed": 1})
+  journal.append([{"mask": "00"}])
+  journal.close()
+  whole = path.read_bytes()
+  path.write_bytes(whole + b'{"mask": "01"}\n'[:keep])
+  journal = Journal(path, {"seed": 1}, resume=True)
+  assert [line["mask"] for line in journal.lines] == ["00"]
+  journal.append([{"mask": "01"}])
+  journal.close()
+  assert path.read_bytes() == whole + b'{"mask": "01"}\n'
+
+
+def test_a_torn_header_starts_over(tmp_path):
+  path = tmp_path / "journal.jsonl"
+  path.write_bytes(b'{"format": "bosch')
+  Journal(path, {"seed": 1}, resume=True).close()
+  assert json.loads(path.read_text())["seed"] == 1
+
+
+def test_another_configuration_is_refused_by_name(tmp_path):
+  path = tmp_path / "journal.jsonl"
+  Journal(path, {"seed": 1, "window": 32}).close()
+  with pytest.raises(InputError, match="window 64: the run there was made with 32"):
+    Journal(path, {"seed": 1, "window": 64}, resume=True)
+  with pytest.raises(InputError, match="window"):
+    Journal(path, {"seed": 1}, resume=True)
+
+
+def test_without_resume_an_old_journal_is_replaced(tmp_path):
+  path = tmp_path / "journal.jsonl"
+  journal = Journal(path, {"seed": 1})
+  journal.append([{"mask": "00"}])
+  journal.close()
+  assert Journal(path, {"seed": 2}).lines == []
+
+
+def test_keys_differ_for_different_masks():
+  masks = [np.array([[a, b, c]], bool) for a in (0, 1) for b in (0, 1) for c in (0, 1)]
+  assert len({mask_key(mask) for mask in masks}) == 8
