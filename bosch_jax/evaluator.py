@@ -93,12 +93,13 @@ class Evaluator:
     fold: candidates scored in one call, folded into the batch axis; None = by platform.
     state_bytes: memory for the base mask's hidden states. When they do not fit, only every n-th
       layer's input is kept and a candidate starts from the nearest one below.
-    progress: called with `(stage, cost so far)` after every batch of new scores.
 
   Attributes:
     cost: full-forward equivalents spent so far: FLOPs of the layers and answer heads run, over
       the FLOPs of one full pass over all contexts; journal entries of a resumed run included.
     masks_scored: masks with at least one new score (again including a resumed run's).
+    stage: what the scores are for; written into the journal.
+    on_scored: called with `(stage, cost so far)` after every batch of new scores.
   """
 
   def __init__(
@@ -114,7 +115,6 @@ class Evaluator:
     batch: int | None = None,
     fold: int | None = None,
     state_bytes: int = 2**30,
-    progress: Callable[[str, float], None] | None = None,
   ):
     accelerator = jax.default_backend() != "cpu"
     self.config, self.params, self.prompts, self.window = config, params, prompts, window
@@ -124,7 +124,7 @@ class Evaluator:
       raise ValueError(f"batch {self.batch} does not divide {len(prompts)} contexts")
     self.journal = journal or Journal(None, {})
     self.cost, self.masks_scored, self.stage = 0.0, 0, ""
-    self._progress = progress or (lambda stage, cost: None)
+    self.on_scored: Callable[[str, float], None] = lambda stage, cost: None
     self._memo: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
     self._model = Transformer(config, sinks, backend)
     self._rows = [
@@ -243,7 +243,7 @@ class Evaluator:
     self.journal.append(entries)
     for entry in entries:
       self._remember(entry)
-    self._progress(self.stage, self.cost)
+    self.on_scored(self.stage, self.cost)
 
   def _remember(self, entry: dict) -> None:
     known = self._memo.setdefault(entry["mask"], {})

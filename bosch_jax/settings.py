@@ -12,6 +12,43 @@ from models.windows import num_local_for
 
 
 @dataclasses.dataclass(frozen=True)
+class SearchOptions:
+  """Figures of the search that the paper leaves open."""
+
+  alpha: float = 1.0
+  """Weight of the penalty for missing the ratio."""
+  screen: float = 0.25
+  """Share of the calibration contexts that candidates are screened on (stages 1 and 3)."""
+  tolerance: float = 0.02
+  """Stage 1 leaves a group full that alone costs more than this share of the full-to-local gap."""
+  assign_share: float = 0.5
+  """Share of the contexts that stage 2 measures its moves on."""
+  assign_batch: int = 16
+  """Most groups stage 2 moves at once."""
+  slack: float = 0.001
+  """Drop per moved group that stage 2 always accepts, as a share of the full-to-local gap."""
+  group_size: int = 48
+  """Most bits that stage 3 optimises jointly."""
+  swap_batch: int = 4
+  """Swaps a solver proposes at once."""
+  patience: int = 8
+  """Swaps in a row without improvement after which stage 3 leaves a group of layers."""
+  exchange_patience: int = 48
+  """The same for its closing exchanges between layers."""
+
+  def __post_init__(self):
+    for field in ("screen", "assign_share"):
+      if not 0 < getattr(self, field) <= 1:
+        raise InputError(_flag("search." + field), getattr(self, field), "must be a share above 0, up to 1; use for example 0.25")
+    for field in ("assign_batch", "group_size", "swap_batch", "patience", "exchange_patience"):
+      if getattr(self, field) < 1:
+        raise InputError(_flag("search." + field), getattr(self, field), "must be a positive integer; use 1 or more")
+    for field in ("alpha", "tolerance", "slack"):
+      if getattr(self, field) < 0:
+        raise InputError(_flag("search." + field), getattr(self, field), "must not be negative; use 0 or more")
+
+
+@dataclasses.dataclass(frozen=True)
 class SelectSettings:
   """Find which attention heads can become local: a head mask for a model, by BOSCH.
 
@@ -50,8 +87,7 @@ class SelectSettings:
   """Text around the needles: RULER's repeated sentences, or documentation text."""
   held_out: int = 16
   """Contexts of the held-out set that the final table is measured on."""
-  alpha: float = 1.0
-  """Weight of the penalty for missing the ratio (the paper gives no value)."""
+  search: SearchOptions = dataclasses.field(default_factory=SearchOptions)
 
   def __post_init__(self):
     for field in ("window", "context", "samples", "budget", "seed", "held_out"):
@@ -66,8 +102,6 @@ class SelectSettings:
       )
     if self.sinks < 0 or self.sinks + self.window >= self.context:
       raise InputError("--sinks", self.sinks, f"must be 0 or more, and less than --context minus --window ({self.context - self.window})")
-    if self.alpha < 0:
-      raise InputError("--alpha", self.alpha, "is a penalty weight; use 0 or more")
     if self.resume and self.force:
       raise InputError("--force", "with --resume", "contradict each other; give one of them")
 

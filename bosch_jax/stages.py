@@ -1,7 +1,7 @@
 """The three stages of BOSCH (paper, section "Three stages"), as functions of a `Search`.
 
-Bits are `[L, G]`, True = local. Losses are the objective L(z), lower is better, 1 unit being the
-whole way from full attention to all local.
+Bits are `[L, G]`, True = local. A *drop* is what a mask loses of the normalised score S_hat
+against another: 0 nothing, 1 the whole way from full attention to all local.
 """
 
 import dataclasses
@@ -11,65 +11,68 @@ import numpy as np
 
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.objective import Objective
-from bosch_jax.solvers import EnumerateSolver, Solver, SwapSolver
+from bosch_jax.settings import SelectSettings
+from bosch_jax.solvers import SwapSolver, bits
 
 
-@dataclasses.dataclass
 class Search:
   """What every stage works with.
 
-  Attributes:
+  Args:
     evaluator: scores masks.
-    kind: "nll" or "accuracy".
-    ratio, num_local, alpha: the target and the penalty weight.
-    screen: contexts that candidates are screened on before the others are spent on them.
-    budget: full-forward equivalents; no batch starts once it is spent.
-    solver_batch: candidates a swap solver proposes at once.
+    settings: of the run.
+    num_local: K, the number of local groups the mask must have.
+
+  Attributes:
+    objective: L(z), with its anchors, on all contexts.
+    shape: (L, G).
   """
 
-  evaluator: Evaluator
-  kind: str
-  ratio: float
-  num_local: int
-  alpha: float
-  screen: list[int]
-  budget: float
-  solver_batch: int = 4
+  def __init__(self, evaluator: Evaluator, settings: SelectSettings, num_local: int):
+    config = evaluator.config
+    self.evaluator, self.settings, self.num_local = evaluator, settings, num_local
+    self.shape = (config.num_layers, config.num_groups)
+    self.all_contexts = tuple(range(len(evaluator.prompts)))
+    self._objectives: dict[tuple[int, ...], Objective] = {}
+    evaluator.stage = "anchors"
+    self.objective = self._objective(self.all_contexts)
 
-  def __post_init__(self):
-    L, G = self.evaluator.config.num_layers, self.evaluator.config.num_groups
-    self.shape = (L, G)
-    full, local = np.zeros(self.shape, bool), np.ones(self.shape, bool)
-    self._objectives = {}
-    self.evaluator.stage = "anchors"
-    for contexts in (None, self.screen):
-      scores = self.evaluator.score([full, local], contexts).score(self.kind)
-      self._objectives[contexts is None] = Objective(*scores, self.ratio, self.alpha)
-
-  @property
-  def anchors(self) -> Objective:
-    """The objective on all calibration contexts, which holds the anchor scores."""
-    return self._objectives[True]
+  def first(self, share: float) -> tuple[int, ...]:
+    """The first contexts, about this share of them, to screen candidates on."""
+    return self.all_contexts[: max(1, math.ceil(share * len(self.all_contexts)))]
 
   @property
   def left(self) -> float:
-    """Budget not yet spent."""
-    return self.budget - self.evaluator.cost
+    """Budget not yet spent, in full-forward equivalents."""
+    return self.settings.budget - self.evaluator.cost
 
-  def loss(self, masks: list[np.ndarray], screen: bool = False) -> np.ndarray:
-    """L(z) on all contexts, or on the screening contexts only."""
-    scores = self.evaluator.score(masks, self.screen if screen else None)
-    return self._objectives[not screen](scores.score(self.kind), masks)
+  def _objective(self, contexts: tuple[int, ...]) -> Objective:
+    if contexts not in self._objectives:
+      anchors = [np.zeros(self.shape, bool), np.ones(self.shape, bool)]
+      scores = self.evaluator.score(anchors, contexts).score(self.settings.score)
+      self._objectives[contexts] = Objective(*scores, self.settings.ratio, self.settings.search.alpha)
+    return self._objectives[contexts]
 
-  def race(self, masks: list[np.ndarray], incumbent: np.ndarray) -> np.ndarray:
-    """Losses on all contexts for the masks that beat the incumbent on the screening contexts, and
-    the screened loss difference added to the incumbent's loss for the rest (which stay worse)."""
+  def loss(self, masks: list[np.ndarray], contexts: tuple[int, ...] | None = None) -> np.ndarray:
+    """L(z) on the given contexts (None: all), float64 `[C]`."""
+    contexts = self.all_contexts if contexts is None else contexts
+    scores = self.evaluator.score(masks, contexts).score(self.settings.score)
+    return self._objective(contexts)(scores, masks)
+
+  def drop(self, masks: list[np.ndarray], contexts: tuple[int, ...]) -> np.ndarray:
+    """1 - S_hat on the given contexts, float64 `[C]`: what masks lose against full attention."""
+    scores = self.evaluator.score(masks, contexts).score(self.settings.score)
+    return 1.0 - self._objective(contexts).normalised(scores)
+
+  def race(self, masks: list[np.ndarray], incumbent: np.ndarray, screen: tuple[int, ...]) -> np.ndarray:
+    """L(z) of masks that beat the incumbent on the screening contexts; the others keep the
+    incumbent's loss plus what they were worse by there, and cost no more than the screening."""
     before = self.loss([incumbent])[0]
-    difference = self.loss(masks, screen=True) - self.loss([incumbent], screen=True)[0]
-    losses = before + np.maximum(difference, 1e-9)
-    promoted = [i for i in np.argsort(difference, kind="stable") if difference[i] < 0]
-    for i in promoted:
-      losses[i] = self.loss([masks[i]])[0]
+    worse = self.loss(masks, screen) - self.loss([incumbent], screen)[0]
+    losses = before + np.maximum(worse, 1e-9)
+    for i in np.argsort(worse, kind="stable"):
+      if worse[i] < 0:
+        losses[i] = self.loss([masks[i]])[0]
     return losses
 
 
@@ -78,9 +81,9 @@ class Importance:
   """What stage 1 learned.
 
   Attributes:
-    cost_LxG: loss each group adds when it becomes local, the layers above being localised already.
-    best_L: loss of the cascade after each layer was committed.
-    cascade: bool `[L, G]`, the groups committed on the way.
+    cost_LxG: drop each group adds when it becomes local, the layers above being localised.
+    best_L: drop of the cascade after each layer was visited (s_best of the paper, as a loss).
+    cascade: bool `[L, G]`, what the cascade localised on the way.
   """
 
   cost_LxG: np.ndarray
@@ -88,42 +91,165 @@ class Importance:
   cascade: np.ndarray
 
 
-def layer_importance(search: Search, tolerance: float) -> Importance:
-  """Stage 1: from the top layer down, probe the groups of a layer; the layers visited stay local.
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+  """What stage 2 decided.
 
-  The top-down order makes a probe at layer l cost (L - l) / L of a pass. Per layer, every single
-  group is probed, then the best ceil(rho G) are committed - fewer where a group alone costs more
-  than `tolerance`, since a cascade that has lost the answers measures nothing any more.
+  Attributes:
+    weight_L: in [0, 1], low = easy to localise.
+    cost_LxG: stage 1's costs, where stage 2 measured a group again its newer one.
+    mask: bool `[L, G]` with exactly K local groups; its row sums are the layers' counts.
+  """
+
+  weight_L: np.ndarray
+  cost_LxG: np.ndarray
+  mask: np.ndarray
+
+
+def layer_importance(search: Search) -> Importance:
+  """Stage 1, ours: from the top layer down, probe every group of the layer alone.
+
+  Going down, a probe at layer l costs (L - l) / L of a pass. Of each layer the best ceil(rho G)
+  groups are committed, but none that costs more than `settings.tolerance`: a cascade that has lost
+  the answers measures nothing any more (the paper commits ceil(rho G) regardless).
   """
   L, G = search.shape
-  k = math.ceil(search.ratio * G)
+  options = search.settings.search
+  screen = search.first(options.screen)
   z = np.zeros(search.shape, bool)
-  cost, best = np.zeros(search.shape), np.zeros(L)
-  current = search.loss([z], screen=True)[0]
+  cost_LxG, best_L = np.zeros(search.shape), np.zeros(L)
+  current = search.drop([z], screen)[0]
   search.evaluator.rebase(z)
   for l in reversed(range(L)):
     search.evaluator.stage = f"1 layer {l}"
-    probes = [with_bits(z, l, [g]) for g in range(G)]
-    cost[l] = search.loss(probes, screen=True) - current
-    order = np.argsort(cost[l], kind="stable")
-    chosen = [g for g in order[:k] if cost[l, g] <= tolerance]
-    if len(chosen) > 1:
-      joint = search.loss([with_bits(z, l, chosen)], screen=True)[0]
-      extra = joint - current - cost[l, chosen].sum()
-      if joint - current > tolerance * len(chosen):
-        chosen = chosen[:1]
-        cost[l, order[1:]] += max(extra, 0.0)
-        joint = search.loss([with_bits(z, l, chosen)], screen=True)[0]
-      current = joint
-    elif chosen:
-      current = cost[l, chosen[0]] + current
-    z = with_bits(z, l, chosen)
-    best[l] = current
-  return Importance(cost, best, z)
+    cost_LxG[l] = search.drop([with_local(z, l, [g]) for g in range(G)], screen) - current
+    order = np.argsort(cost_LxG[l], kind="stable")[: math.ceil(search.settings.ratio * G)]
+    chosen = [int(g) for g in order if cost_LxG[l, g] <= options.tolerance]
+    if chosen:
+      candidate = with_local(z, l, chosen)
+      reached = search.drop([candidate], screen)[0]
+      if reached - current <= options.tolerance * len(chosen):
+        z, current = candidate, reached
+    best_L[l] = current
+  return Importance(cost_LxG, best_L, z)
 
 
-def with_bits(z: np.ndarray, layer: int, groups) -> np.ndarray:
+def assign_ratios(search: Search, importance: Importance) -> Assignment:
+  """Stage 2, ours: layers move up through the buckets 0, 1/G .. 1 until exactly K groups are local.
+
+  A move localises the group of a layer that is next by stage 1's cost. Moves are made in order of
+  that cost and measured truly, several at once while they stay cheap (group testing): a batch that
+  loses more than was predicted is halved, and a single group that turns out dearer than the next
+  one goes back into the queue with its true cost (lazy greedy elimination).
+  """
+  options = search.settings.search
+  contexts = search.first(options.assign_share)
+  cost = importance.cost_LxG.ravel().copy()
+  z = np.zeros(search.shape, bool)
+  current = search.drop([z], contexts)[0]
+  size = options.assign_batch
+  while (missing := search.num_local - int(z.sum())) > 0:
+    waiting = np.flatnonzero(~z.ravel())
+    queue = waiting[np.argsort(cost[waiting], kind="stable")]
+    size = min(size, missing)
+    moved = queue[:size]
+    search.evaluator.stage = "2 ratios"
+    candidate = (z.ravel() | bits(z.size, moved)).reshape(z.shape)
+    if search.left <= 0:  # out of budget: trust the costs for the rest
+      z = (z.ravel() | bits(z.size, queue[:missing])).reshape(z.shape)
+      break
+    reached = search.drop([candidate], contexts)[0]
+    predicted = np.maximum(cost[moved], 0.0).sum()
+    if size == 1:
+      following = cost[queue[1]] if len(queue) > 1 else math.inf
+      cost[moved] = reached - current
+      accepted = reached - current <= max(following, options.slack)
+    else:
+      accepted = reached - current <= options.slack * size + predicted / 2
+    if accepted:
+      z, current = candidate, reached
+      search.evaluator.rebase(z)
+      size = min(2 * size, options.assign_batch)
+    else:
+      size = max(1, size // 2)
+  cost_LxG = cost.reshape(z.shape)
+  return Assignment(weights(cost_LxG), cost_LxG, z)
+
+
+def weights(cost_LxG: np.ndarray) -> np.ndarray:
+  """Layer weights in [0, 1], low = easy to localise: w = d / (d + mean d), where d is the drop the
+  layer's groups cost together (negative costs are noise and count as none)."""
+  delta_L = np.maximum(cost_LxG, 0.0).sum(1)
+  return delta_L / np.maximum(delta_L + delta_L.mean(), 1e-12)
+
+
+def select_heads(search: Search, assigned: Assignment) -> tuple[np.ndarray, int]:
+  """Stage 3: layers of equal ratio are optimised jointly, easiest ratio first, each layer keeping
+  its count; what is left of the budget goes into exchanges between layers, the total kept (ours).
+
+  Returns:
+    The mask, bool `[L, G]` with exactly K local groups, and the number of layer groups.
+  """
+  z, options = assigned.mask, search.settings.search
+  L, G = search.shape
+  groups = layer_groups(z.sum(1), G, options.group_size)
+  for i, layers in enumerate(groups):
+    search.evaluator.stage = f"3 group {i + 1} of {len(groups)}"
+    z = optimise(search, z, layers, assigned.cost_LxG, np.repeat(layers, G), options.patience)
+  search.evaluator.stage = "3 exchanges"
+  z = optimise(search, z, np.arange(L), assigned.cost_LxG, None, options.exchange_patience)
+  return z, len(groups)
+
+
+def layer_groups(counts_L: np.ndarray, G: int, most_bits: int) -> list[np.ndarray]:
+  """Layers of equal local count, most local first, in parts of at most `most_bits` bits. Layers
+  that are all local or all full have nothing to choose and are left out."""
+  out = []
+  for k in range(G - 1, 0, -1):
+    layers = np.flatnonzero(counts_L == k)
+    if layers.size:
+      out += np.array_split(layers, math.ceil(layers.size * G / most_bits))
+  return out
+
+
+def optimise(search: Search, z, layers, cost_LxG, classes, patience) -> np.ndarray:
+  """Swaps on some layers of z until the solver is done or the budget is spent.
+
+  Args:
+    z: bool `[L, G]`, the incumbent.
+    layers: int, the layers whose bits may change.
+    cost_LxG: first guess of what each group costs.
+    classes, patience: see `SwapSolver`.
+
+  Returns:
+    The best mask found.
+  """
+  options = search.settings.search
+  screen = search.first(options.screen)
+  solver = SwapSolver(
+    z[layers].ravel(), search.loss([z])[0], cost_LxG[layers].ravel(),
+    classes=classes, batch=options.swap_batch, patience=patience,
+  )
+  search.evaluator.rebase(z)
+  while search.left > 0 and (candidates := solver.ask()):
+    masks = [with_rows(z, layers, candidate) for candidate in candidates]
+    solver.tell(candidates, search.race(masks, z, screen))
+    best = with_rows(z, layers, solver.best)
+    if not np.array_equal(best, z):
+      z = best
+      search.evaluator.rebase(z)
+  return z
+
+
+def with_local(z: np.ndarray, layer: int, groups) -> np.ndarray:
   """A copy of z with these groups of a layer local."""
   z = z.copy()
   z[layer, list(groups)] = True
+  return z
+
+
+def with_rows(z: np.ndarray, layers: np.ndarray, rows: np.ndarray) -> np.ndarray:
+  """A copy of z with these layers replaced by the concatenated rows."""
+  z = z.copy()
+  z[layers] = rows.reshape(len(layers), -1)
   return z

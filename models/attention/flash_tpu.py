@@ -71,7 +71,7 @@ def _kernel(
 
 
 def _call(q, k, v, windows, positions, segments, *, block, scale, softcap, sinks, interpret):
-  """The kernel on padded `[B, T, H, K]` arrays: output, and key blocks visited `[B, H, T/block]`."""
+  """The kernel on padded arrays: output `[B, T, H, K]`, and key blocks visited `[B, H, Nq]`."""
   B, T, H, K = q.shape
   G = k.shape[2]
   R, blocks = H // G, T // block
@@ -147,7 +147,7 @@ def _foldable(**static):
 
   @jax.custom_batching.custom_vmap
   def folded(*args):
-    return call(*args)
+    return tuple(call(*args))
 
   @folded.def_vmap
   def rule(size, in_batched, *args):
@@ -156,7 +156,8 @@ def _foldable(**static):
       for x, b in zip(args, in_batched, strict=True)
     ]
     outs = folded(*(x.reshape(size * x.shape[1], *x.shape[2:]) for x in args))
-    return [x.reshape(size, x.shape[0] // size, *x.shape[1:]) for x in outs], [True, True]
+    outs = tuple(x.reshape(size, x.shape[0] // size, *x.shape[1:]) for x in outs)
+    return outs, (True, True)
 
   @jax.custom_vjp
   def forward_only(*args):

@@ -31,7 +31,7 @@ class Static(NamedTuple):
 def _dot(a, b):
   """Matrix product in float32; exact float32 products for float32 inputs (no TF32)."""
   exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-  return pl.dot(a, b, precision=exact)
+  return plt.dot(a, b, precision=exact)
 
 
 def _cap(s, fixed):

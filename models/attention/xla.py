@@ -43,12 +43,11 @@ def blocked(q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=No
   B, T, H, _ = q.shape
   G = k.shape[2]
   R = H // G
-  windows_NxR = jnp.broadcast_to(windows, (B, H)).reshape(B * G, R)
-  block_k = _power_of_two(T, 128)
-  # Tiles of about 512 rows keep a core busy and still fit its cache.
-  block_q = max(block_k, _power_of_two(min(T, 512 / R), 512))
-  fixed = Static(block_q, block_k, sinks, scale, softcap)
-  positions, segments, q, k, v = plan.pad_tokens(block_q, positions, segments, q, k, v)
+  windows_NxR = jnp.broadcast_to(jnp.asarray(windows, jnp.int32), (B, H)).reshape(B * G, R)
+  # Tiles of R * 256 rows and 256 keys keep a core busy and still fit its cache.
+  block = _power_of_two(T, 256)
+  fixed = Static(block, block, sinks, scale, softcap)
+  positions, segments, q, k, v = plan.pad_tokens(block, positions, segments, q, k, v)
   q_NxRxTxK = _to_groups(q, G)
   k_NxTxK, v_NxTxK = (_to_groups(x, G)[:, 0] for x in (k, v))
   rows_N = jnp.repeat(jnp.arange(B), G)

@@ -1,0 +1,74 @@
+"""BOSCH from end to end: anchors, the three stages, the mask."""
+
+import dataclasses
+
+import numpy as np
+
+from bosch_jax import stages
+from bosch_jax.evaluator import Evaluator
+from bosch_jax.progress import SearchProgress
+from bosch_jax.settings import SelectSettings
+from models.windows import HeadMask, num_local_for
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """The outcome of a search.
+
+  Attributes:
+    mask: exactly round-half-up(ratio * N) local groups.
+    anchors: calibration scores of the two anchor masks, `{"full": ..., "all_local": ...}`.
+    stages: for each stage its name, what it did, the calibration NLL of its mask and its cost.
+    layers: for each layer its weight, number of local groups and what its groups cost.
+  """
+
+  mask: HeadMask
+  anchors: dict
+  stages: list[dict]
+  layers: list[dict]
+
+
+def search(evaluator: Evaluator, settings: SelectSettings, progress: SearchProgress) -> Found:
+  """Runs the search that the settings ask for.
+
+  Args:
+    evaluator: scores masks on the calibration prompts; its cost counts from where a resumed
+      journal left it.
+    settings: of the run.
+    progress: told after every batch of scores.
+  """
+  config = evaluator.config
+  num_local = num_local_for(settings.ratio, config.total_groups)
+  log: list[dict] = []
+
+  def shown(stage: str, cost: float) -> None:
+    progress.update(stage, cost, min((entry["nll"] for entry in log if entry["exact_ratio"]), default=None))
+
+  def note(name: str, what: str, mask: np.ndarray) -> None:
+    nll = float(evaluator.score([mask]).nll.mean())
+    spent = evaluator.cost - sum(entry["cost"] for entry in log)
+    log.append({"name": name, "what": what, "nll": nll, "cost": spent, "exact_ratio": int(mask.sum()) == num_local})
+
+  evaluator.on_scored = shown
+  s = stages.Search(evaluator, settings, num_local)
+  note("anchor", "full attention", np.zeros(s.shape, bool))
+  if num_local in (0, config.total_groups):
+    mask, cost = np.full(s.shape, num_local > 0), np.zeros(s.shape)
+    weights = np.zeros(len(mask))
+  else:
+    importance = stages.layer_importance(s)
+    note("1", "layer importance: a cascade of group probes from the top layer down", importance.cascade)
+    assigned = stages.assign_ratios(s, importance)
+    note("2", "adaptive ratios: layer weights to buckets to the exact budget", assigned.mask)
+    mask, groups = stages.select_heads(s, assigned)
+    note("3", f"grouped head selection: {groups} groups of layers, then exchanges between layers", mask)
+    cost, weights = assigned.cost_LxG, assigned.weight_L
+  return Found(
+    HeadMask(mask),
+    {"full": s.objective.full, "all_local": s.objective.all_local},
+    log,
+    [
+      {"layer": l, "weight": float(weights[l]), "num_local": int(mask[l].sum()), "group_cost": cost[l].tolist()}
+      for l in range(len(mask))
+    ],
+  )

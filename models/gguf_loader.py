@@ -1,0 +1,363 @@
+"""GGUF files to (config, parameters): read tensor by tensor, dequantised, stacked by layer.
+
+The header is parsed here and not by `gguf.GGUFReader`, which makes numpy views of every one of the
+vocabulary's strings (seconds) and runs on past the end of a damaged file; the quantisation formats
+are the `gguf` package's.
+"""
+
+import concurrent.futures
+import dataclasses
+import math
+import mmap
+import os
+import pathlib
+import re
+import struct
+
+import gguf
+import jax.numpy as jnp
+import numpy as np
+
+from models.config import ModelConfig
+from models.errors import InputError
+
+_MAGIC, _VERSIONS, _ALIGNMENT = b"GGUF", (2, 3), 32
+_STRING, _ARRAY = 8, 9
+_SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_SHOWN = 5  # faults spelt out in one message; the rest are counted
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+  """Where a tensor lies in a file.
+
+  Attributes:
+    kind: storage format.
+    shape: outermost axis first (GGUF writes it last).
+    offset: of the first byte, from the start of the file.
+  """
+
+  kind: gguf.GGMLQuantizationType
+  shape: tuple[int, ...]
+  offset: int
+
+  @property
+  def bytes_shape(self) -> tuple[int, ...]:
+    """Shape as stored, in bytes along the innermost axis."""
+    return gguf.quants.quant_shape_to_byte_shape(self.shape, self.kind)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GGUFFile:
+  """The header of a GGUF file.
+
+  Attributes:
+    path: the file.
+    fields: metadata by key; arrays are lists.
+    tensors: by name.
+  """
+
+  path: pathlib.Path
+  fields: dict[str, object]
+  tensors: dict[str, Tensor]
+
+  def read(self, name: str) -> np.ndarray:
+    """Reads and dequantises one tensor: float32, outermost axis first."""
+    tensor = self.tensors[name]
+    shape = tensor.bytes_shape
+    # A plain read: pages of a memory map would stay resident beside the dequantised weights.
+    raw = np.fromfile(self.path, np.uint8, math.prod(shape), offset=tensor.offset).reshape(shape)
+    return gguf.quants.dequantize(raw, tensor.kind).reshape(tensor.shape)
+
+
+class _Cursor:
+  """Reads little-endian values one after the other; anything past the end raises."""
+
+  def __init__(self, buffer):
+    self._buffer, self.at, self.end = buffer, 0, len(buffer)
+
+  def scalar(self, code: str):
+    (value,) = struct.unpack_from("<" + code, self._buffer, self.at)
+    self.at += struct.calcsize("<" + code)
+    return value
+
+  def string(self) -> str:
+    start = self.at + 8
+    self.at = start + self.scalar("Q")
+    if self.at > self.end:
+      raise EOFError
+    return self._buffer[start : self.at].decode()
+
+  def value(self, kind: int):
+    if kind == _STRING:
+      return self.string()
+    if kind != _ARRAY:
+      return self.scalar(_SCALARS[kind])
+    kind, count = self.scalar("I"), self.scalar("Q")
+    if kind == _STRING:
+      return [self.string() for _ in range(count)]
+    # Arrays of arrays, legal but unknown in practice, fail here like any unknown kind.
+    size = struct.calcsize(_SCALARS[kind])
+    if self.at + count * size > self.end:
+      raise EOFError
+    start, self.at = self.at, self.at + count * size
+    return list(struct.unpack_from(f"<{count}{_SCALARS[kind]}", self._buffer, start))
+
+
+def open_gguf(path: str | os.PathLike) -> GGUFFile:
+  """Reads the header of a GGUF file and checks that the file is all there.
+
+  Raises:
+    InputError: no such file, not GGUF, damaged, or cut short.
+  """
+  path = pathlib.Path(path)
+
+  def refuse(reason):
+    return InputError("--model", path, f"{reason}; fetch the file again or give another model")
+
+  try:
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+      if buffer[:4] != _MAGIC:
+        raise refuse("is not a GGUF file (it does not start with the letters GGUF)")
+      cursor = _Cursor(buffer)
+      cursor.at = 4
+      version = cursor.scalar("I")
+      if version not in _VERSIONS:
+        raise refuse(f"is of GGUF version {version}, and only little-endian 2 and 3 are supported")
+      fields, tensors = _read_header(cursor)
+  except OSError as error:
+    raise InputError(
+      "--model", path, f"cannot be read ({error.strerror}); give the path of a .gguf file"
+    ) from None
+  except (EOFError, struct.error):
+    raise refuse("is cut short or damaged: its header runs past its end") from None
+  except (ValueError, KeyError, OverflowError, MemoryError) as error:
+    raise refuse(f"is damaged or not a GGUF file ({type(error).__name__} in its header)") from None
+  needed = max((t.offset + math.prod(t.bytes_shape) for t in tensors.values()), default=0)
+  if needed > (size := path.stat().st_size):
+    raise refuse(f"is cut short or damaged: it has {size} bytes, and its header asks for {needed}")
+  return GGUFFile(path, fields, tensors)
+
+
+def _read_header(cursor: _Cursor) -> tuple[dict[str, object], dict[str, Tensor]]:
+  num_tensors, num_fields = cursor.scalar("Q"), cursor.scalar("Q")
+  fields = {}
+  for _ in range(num_fields):
+    key = cursor.string()
+    fields[key] = cursor.value(cursor.scalar("I"))
+  found = []
+  for _ in range(num_tensors):
+    name = cursor.string()
+    shape = tuple(cursor.scalar("Q") for _ in range(cursor.scalar("I")))[::-1]
+    kind = gguf.GGMLQuantizationType(cursor.scalar("I"))
+    found.append((name, Tensor(kind, shape, cursor.scalar("Q"))))
+  alignment = fields.get("general.alignment", _ALIGNMENT)
+  if not isinstance(alignment, int) or alignment < 1 or len(dict(found)) < len(found):
+    raise ValueError
+  start = cursor.at + -cursor.at % alignment  # offsets count from here
+  tensors = {name: dataclasses.replace(t, offset=start + t.offset) for name, t in found}
+  for tensor in tensors.values():
+    if not tensor.shape or 0 in tensor.bytes_shape:  # raises on rows of broken blocks
+      raise ValueError
+  return fields, tensors
+
+
+# Keys of the architecture that `config_of` reads or that change nothing. Any other one is refused:
+# it may stand for a feature that would be ignored here without a word.
+_HARMLESS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
+_NEUTRAL = {  # allowed with these values only
+  "expert_count": (0,),
+  "expert_used_count": (0,),
+  "rope.scaling.type": ("none",),
+  "rope.scale_linear": (1.0,),
+  "attention.causal": (True,),
+}
+
+
+def config_of(file: GGUFFile) -> ModelConfig:
+  """The architecture a GGUF file describes.
+
+  Raises:
+    InputError: another architecture than llama, or fields that are missing, impossible, or ask
+      for a feature that would change results and is not implemented; all of them named at once.
+  """
+  fields, faults = dict(file.fields), []
+  architecture = fields.get("general.architecture")
+  if architecture != "llama":
+    raise InputError(
+      "--model", file.path,
+      f"is of architecture {architecture!r:.40}, and only 'llama' is read from GGUF files; "
+      "give another model",
+    )
+
+  def get(key, default=None, kind=int):
+    value = fields.pop(f"llama.{key}", default)
+    if not isinstance(value, kind) or isinstance(value, bool) or not value > 0:
+      faults.append(f"llama.{key} is {'missing' if value is None else f'{value!r:.40}'}")
+      return kind(1)
+    return value
+
+  heads, dim = get("attention.head_count"), get("embedding_length")
+  head_dim = get("attention.key_length", max(dim // heads, 1))
+  tokens = fields.get("tokenizer.ggml.tokens")
+  found = {
+    "vocab_size": get("vocab_size", len(tokens) if isinstance(tokens, list) else None),
+    "num_layers": get("block_count"),
+    "model_dim": dim,
+    "num_heads": heads,
+    "num_groups": get("attention.head_count_kv", heads),
+    "head_dim": head_dim,
+    "ffn_dim": get("feed_forward_length"),
+    "context": get("context_length"),
+    "rope_theta": get("rope.freq_base", 10000.0, float),
+    # Written as float32: 9.99999974e-06 was 1e-05, and is again.
+    "norm_eps": float(f"{get('attention.layer_norm_rms_epsilon', kind=float):.6g}"),
+    "tied_head": "output.weight" not in file.tensors,
+  }
+  for key in ("attention.value_length", "rope.dimension_count"):
+    if (size := fields.pop(f"llama.{key}", head_dim)) != head_dim:
+      faults.append(f"llama.{key} {size} differs from the head size {head_dim}")
+  for key, value in fields.items():
+    prefix, _, name = key.partition(".")
+    if prefix == "llama" and name not in _HARMLESS and value not in _NEUTRAL.get(name, ()):
+      faults.append(f"{key} {value!r:.40} is not supported")
+  if "rope_freqs.weight" in file.tensors:
+    faults.append("rope_freqs.weight (scaled rotary frequencies) is not supported")
+  if not faults:
+    try:
+      return ModelConfig(**found)
+    except ValueError as error:
+      faults.append(str(error))
+  raise InputError(
+    "--model", file.path,
+    f"describes a model that cannot be run: {_list(faults)}; give another model",
+  )
+
+
+def _list(faults: list[str]) -> str:
+  more = len(faults) - _SHOWN
+  return ", ".join(faults[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _half_rotation(w_OxD: np.ndarray, heads: int) -> np.ndarray:
+  """Rows of q and k from ggml's interleaved rotary order to half-rotation order."""
+  out, width = w_OxD.shape
+  return w_OxD.reshape(heads, out // heads // 2, 2, width).swapaxes(1, 2).reshape(out, width)
+
+
+def _table(c: ModelConfig) -> list[tuple[str, tuple[int, ...], str, tuple[int, ...], object]]:
+  """(GGUF name as a regex, stored shape, parameter path, shape of one layer, transform).
+
+  The transform takes what is stored, `[out, in]`, to something that reshapes to a layer's shape.
+  """
+  V, D, F, K = c.vocab_size, c.model_dim, c.ffn_dim, c.head_dim
+  H, G = c.num_heads, c.num_groups
+  same, transposed, layer = np.asarray, np.transpose, r"blk\.(\d+)\."
+
+  def rotary(heads):
+    return lambda w: _half_rotation(w, heads).T
+
+  rows = [
+    (r"token_embd\.weight", (V, D), "embed/embedding", (V, D), same),
+    (r"output_norm\.weight", (D,), "final_norm/scale", (D,), same),
+    (layer + r"attn_norm\.weight", (D,), "layers/attn_norm/scale", (D,), same),
+    (layer + r"ffn_norm\.weight", (D,), "layers/mlp_norm/scale", (D,), same),
+    (layer + r"attn_q\.weight", (H * K, D), "layers/attn/q/kernel", (D, H, K), rotary(H)),
+    (layer + r"attn_k\.weight", (G * K, D), "layers/attn/k/kernel", (D, G, K), rotary(G)),
+    (layer + r"attn_v\.weight", (G * K, D), "layers/attn/v/kernel", (D, G, K), transposed),
+    (layer + r"attn_output\.weight", (D, H * K), "layers/attn/o/kernel", (H, K, D), transposed),
+    (layer + r"ffn_gate\.weight", (F, D), "layers/mlp/gate/kernel", (D, F), transposed),
+    (layer + r"ffn_up\.weight", (F, D), "layers/mlp/up/kernel", (D, F), transposed),
+    (layer + r"ffn_down\.weight", (D, F), "layers/mlp/down/kernel", (F, D), transposed),
+  ]
+  if not c.tied_head:
+    rows.append((r"output\.weight", (V, D), "head/kernel", (D, V), transposed))
+  return rows
+
+
+def load_params(file: GGUFFile, config: ModelConfig, dtype=jnp.float32) -> dict:
+  """The parameter tree of `models.transformer`.
+
+  Beside the tree itself, memory holds one stacked parameter and a few single tensors.
+
+  Args:
+    dtype: of the returned arrays.
+
+  Raises:
+    InputError: tensors missing, unexpected, mis-shaped or of an unknown format; all of them named
+      at once, before any weight is read.
+  """
+  table = _table(config)
+  _check_tensors(file, config, table)
+  params = {}
+  with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+    for pattern, _, target, shape, transform in table:
+      names = _names(pattern, config.num_layers)
+      stacked = np.empty((len(names), *shape), jnp.dtype(dtype))
+
+      def fill(i, names=names, stacked=stacked, transform=transform, shape=shape):
+        stacked[i] = transform(file.read(names[i])).reshape(shape)
+
+      list(pool.map(fill, range(len(names))))  # numpy lets go of the interpreter while it computes
+      node = params
+      *parents, leaf = target.split("/")
+      for parent in parents:
+        node = node.setdefault(parent, {})
+      node[leaf] = jnp.asarray(stacked if "blk" in pattern else stacked[0])
+      del stacked
+  return params
+
+
+def _names(pattern: str, num_layers: int) -> list[str]:
+  """Names a regex of the table stands for, in order of the layers."""
+  name = pattern.replace("\\.", ".")
+  if r"(\d+)" not in name:
+    return [name]
+  return [name.replace(r"(\d+)", str(l)) for l in range(num_layers)]
+
+
+def _check_tensors(file: GGUFFile, config: ModelConfig, table: list) -> None:
+  faults, expected = [], {}
+  # A damaged layer count must not make a list of billions of names: one past the file will do.
+  layers = min(config.num_layers, len(file.tensors) + 1)
+  for pattern, stored, *_ in table:
+    expected |= dict.fromkeys(_names(pattern, layers), stored)
+  for name, shape in expected.items():
+    if name not in file.tensors:
+      faults.append(f"{name} is missing")
+    elif file.tensors[name].shape != shape:
+      faults.append(f"{name} has shape {file.tensors[name].shape} instead of {shape}")
+  for name in file.tensors.keys() - expected.keys():
+    known = any(re.fullmatch(pattern, name) for pattern, *_ in table)
+    faults.append(f"{name} is {'of a layer beyond the last' if known else 'unexpected'}")
+  for kind in {t.kind for t in file.tensors.values()}:
+    try:
+      _, size = gguf.GGML_QUANT_SIZES[kind]
+      gguf.quants.dequantize(np.zeros((1, size), np.uint8), kind)
+    except NotImplementedError:
+      faults.append(f"format {kind.name} cannot be read")
+  if faults:
+    faults.sort()
+    raise InputError(
+      "--model", file.path,
+      f"does not hold the tensors of a Llama model: {_list(faults)}; "
+      "fetch the file again or give another model",
+    )
+
+
+def load_gguf(path: str | os.PathLike, dtype=jnp.float32) -> tuple[ModelConfig, dict]:
+  """Configuration and parameters of a Llama-type model in a GGUF file.
+
+  Args:
+    path: the file, in any quantisation format that the `gguf` package reads.
+    dtype: of the parameters.
+
+  Returns:
+    The configuration, and the parameter tree of `models.transformer`.
+
+  Raises:
+    InputError: whatever is wrong with the file, in one sentence.
+  """
+  file = open_gguf(path)
+  config = config_of(file)
+  return config, load_params(file, config, dtype)

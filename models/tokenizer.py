@@ -1,0 +1,196 @@
+"""Tokenizers without torch: text to ids and back, and the model's own chat template."""
+
+import functools
+import json
+import os
+import pathlib
+from collections.abc import Iterable
+
+import jinja2
+import jinja2.sandbox
+import tokenizers
+from tokenizers import decoders, pre_tokenizers
+
+from models.errors import InputError
+from models.gguf_loader import GGUFFile, open_gguf
+
+_CONTROL, _USER_DEFINED = 3, 4  # ggml's token types
+
+
+class Tokenizer:
+  """A tokenizer with a chat template.
+
+  Args:
+    backend: the `tokenizers` object.
+    template: jinja source of the chat template, or None.
+    bos_id: id of the token that begins a document, or None.
+    eos_id: id of the token that ends a document or a turn, or None.
+  """
+
+  def __init__(
+    self,
+    backend: tokenizers.Tokenizer,
+    template: str | None = None,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+  ):
+    self._backend, self._template = backend, template
+    self.bos_id, self.eos_id = bos_id, eos_id
+
+  @classmethod
+  def from_gguf(cls, file: GGUFFile | str | os.PathLike) -> "Tokenizer":
+    """The tokenizer in a GGUF file's metadata.
+
+    Ids equal those of Hugging Face's reader, but for numerals other than 0-9: that reader does not
+    split them one by one, as this kind of tokenizer does.
+
+    Args:
+      file: an opened file or its path.
+
+    Raises:
+      InputError: unreadable file, damaged vocabulary, or a kind of tokenizer that is not verified.
+    """
+    file = file if isinstance(file, GGUFFile) else open_gguf(file)
+    get = file.fields.get
+    kind = f"{get('tokenizer.ggml.model')}/{get('tokenizer.ggml.pre')}"
+    if kind != "gpt2/smollm":
+      raise InputError(
+        "--model", file.path,
+        f"has a tokenizer of kind {kind:.60}, and only gpt2/smollm is verified in GGUF files; "
+        "give another model",
+      )
+    tokens, types = get("tokenizer.ggml.tokens"), get("tokenizer.ggml.token_type")
+    try:
+      backend = _byte_level_bpe(tokens, types, get("tokenizer.ggml.merges"))
+      ids = [get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")]
+      template = get("tokenizer.chat_template")
+      if not all(i is None or 0 <= i < len(tokens) for i in ids):
+        raise ValueError
+      if not isinstance(template, str | None):
+        raise TypeError
+    except Exception:  # `tokenizers` raises bare Exception on merges of unknown tokens
+      raise InputError(
+        "--model", file.path, "has a damaged vocabulary (tokenizer.ggml.*); fetch the file again"
+      ) from None
+    return cls(backend, template, *ids)
+
+  @classmethod
+  def from_folder(cls, folder: str | os.PathLike) -> "Tokenizer":
+    """The tokenizer of a Hugging Face folder: tokenizer.json, tokenizer_config.json and, where
+    there is one, chat_template.jinja.
+
+    Raises:
+      InputError: files missing or unreadable.
+    """
+    folder = pathlib.Path(folder)
+    try:
+      backend = tokenizers.Tokenizer.from_str((folder / "tokenizer.json").read_text("utf-8"))
+      config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+      separate = folder / "chat_template.jinja"
+      template = separate.read_text("utf-8") if separate.exists() else config.get("chat_template")
+      if isinstance(template, list):  # several, by name
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    except OSError as error:
+      raise InputError(
+        "--model", folder,
+        f"cannot be read ({pathlib.Path(error.filename or '').name}: {error.strerror}); "
+        "give a folder with tokenizer.json and tokenizer_config.json",
+      ) from None
+    except Exception as error:  # `tokenizers` raises bare Exception on a damaged file
+      raise InputError(
+        "--model", folder,
+        f"has a damaged tokenizer.json or tokenizer_config.json ({type(error).__name__}); "
+        "fetch it again",
+      ) from None
+
+    def token_id(name):
+      token = config.get(name)
+      token = token.get("content") if isinstance(token, dict) else token
+      return None if token is None else backend.token_to_id(token)
+
+    return cls(backend, template, token_id("bos_token"), token_id("eos_token"))
+
+  @property
+  def vocab_size(self) -> int:
+    """Number of ids this tokenizer makes; a model's embedding may be padded beyond it."""
+    return self._backend.get_vocab_size()
+
+  def encode(self, text: str) -> list[int]:
+    """Token ids of a text.
+
+    Special tokens written in it are recognised; none is added, so that a rendered chat template
+    never begins twice. A byte without a token of its own is dropped, as Hugging Face does.
+    """
+    return self._backend.encode(text, add_special_tokens=False).ids
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """The text of token ids, special tokens included."""
+    return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+  def chat(self, messages: list[dict], lead: str = "") -> str:
+    """The prompt that the model's chat template makes of messages, open for an answer.
+
+    Args:
+      messages: dicts with "role" and "content".
+      lead: how the assistant's answer begins.
+
+    Raises:
+      InputError: no chat template, or one that refuses these messages.
+    """
+    if self._template is None:
+      raise InputError("--model", "", "has no chat template; use an instruction-tuned model")
+    special = {
+      name: "" if i is None else self._backend.id_to_token(i)
+      for name, i in (("bos_token", self.bos_id), ("eos_token", self.eos_id))
+    }
+    try:
+      template = _compile(self._template)
+      prompt = template.render(messages=messages, add_generation_prompt=True, **special)
+    except Exception as error:  # a template is a program, and fails like one
+      raise InputError(
+        "chat template of --model", "", f"fails on these messages ({error!s:.120}); use another model"
+      ) from None
+    return prompt + lead
+
+
+def _byte_level_bpe(tokens: list[str], types: list[int], merges: list[str]) -> tokenizers.Tokenizer:
+  """GPT-2's byte-level BPE with every digit a token of its own."""
+  vocab = {token: i for i, token in enumerate(tokens)}
+  pairs = [tuple(merge.split(" ")) for merge in merges]
+  backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, pairs))
+  backend.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Digits(individual_digits=True),
+      pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
+  )
+  backend.decoder = decoders.ByteLevel()
+  added = [
+    tokenizers.AddedToken(token, special=kind == _CONTROL, normalized=False)
+    for token, kind in zip(tokens, types, strict=True)
+    if kind in (_CONTROL, _USER_DEFINED)
+  ]
+  backend.add_tokens(added)
+  return backend
+
+
+@functools.cache
+def _compile(source: str) -> jinja2.Template:
+  """A template, with the settings and helpers that Hugging Face gives to templates.
+
+  It is somebody else's code, so it runs in a sandbox. `strftime_now` is left undefined on purpose:
+  templates fall back to a fixed date, and the same seed gives the same prompt tomorrow.
+  """
+
+  def raise_exception(message):
+    raise jinja2.TemplateError(message)
+
+  def tojson(value, **options):
+    return json.dumps(value, ensure_ascii=False, **options)  # jinja's own escapes for HTML
+
+  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+  )
+  environment.globals["raise_exception"] = raise_exception
+  environment.filters["tojson"] = tojson
+  return environment.from_string(source)

@@ -1,0 +1,70 @@
+import pytest
+
+from bosch_jax import cli
+from bosch_jax.settings import SearchOptions, SelectSettings
+from models.config import ModelConfig
+from models.errors import InputError
+from tests.bosch_jax.tiny import CONFIG
+
+BAD = [
+  ("--ratio 1.5", "--ratio 1.5"), ("--ratio -0.1", "--ratio -0.1"), ("--ratio nan", "--ratio"), ("--ratio half", "--ratio"),
+  ("--window 0", "--window 0"), ("--window 256", "--window 256"), ("--window 1.5", "--window"), ("--context 0", "--context 0"),
+  ("--seed 0", "--seed 0"), ("--seed -3", "--seed -3"), ("--seed x", "--seed"), ("--budget 0", "--budget 0"),
+  ("--budget 1.5", "--budget"), ("--samples 0", "--samples 0"), ("--held-out 0", "--held-out 0"), ("--sinks -1", "--sinks -1"),
+  ("--sinks 224", "--sinks 224"), ("--resume --force", "--force"), ("--score f1", "--score"), ("--bogus 1", "--bogus"),
+  ("--search.screen 0", "--search.screen 0"), ("--search.patience 0", "--search.patience 0"), ("--search.slack -1", "--search.slack"),
+  ("--ratio", "--ratio"), ("--model nowhere/nothing", "--model nowhere/nothing"), ("--model none.gguf", "--model none.gguf"),
+]
+
+
+@pytest.mark.parametrize(("flags", "named"), BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(flags, named, capsys, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert cli.main(["select", *flags.split()]) == 2
+  out, err = capsys.readouterr()
+  assert out == "" and len(err.splitlines()) == 1 and err.startswith("error: ") and named in err
+  assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_command_is_one_sentence(capsys):
+  assert cli.main(["selct"]) == 2
+  assert "selct" in capsys.readouterr().err
+
+
+def test_without_arguments_it_explains_itself(capsys):
+  assert cli.main([]) == 0
+  assert "python run.py select" in capsys.readouterr().out
+
+
+def test_help_names_every_setting(capsys):
+  with pytest.raises(SystemExit) as stop:
+    cli.main(["select", "--help"])
+  assert stop.value.code == 0
+  shown = capsys.readouterr().out
+  for field in ("ratio", "window", "context", "samples", "budget", "method", "score", "seed", "out", "resume", "force"):
+    assert f"--{field}" in shown
+
+
+def test_flags_reach_the_settings():
+  settings = cli.parse(["select", "--ratio", "0.75", "--search.screen", "0.5", "--resume"])
+  assert settings == SelectSettings(ratio=0.75, search=SearchOptions(screen=0.5), resume=True)
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
+  def stop(settings):
+    raise KeyboardInterrupt
+
+  monkeypatch.setitem(cli.COMMANDS, "select", (SelectSettings, stop))
+  assert cli.main(["select"]) == 130
+  assert "--resume" in capsys.readouterr().err
+
+
+def test_what_depends_on_the_model_is_checked():
+  with pytest.raises(InputError, match="--context 256: is beyond this model's 128 tokens"):
+    SelectSettings().check_model(CONFIG)
+  wide = ModelConfig(61, 4, 32, 6, 3, 8, 48, 1024)
+  for ratio in (0.01, 0.99):
+    with pytest.raises(InputError, match="cannot be reached"):
+      SelectSettings(ratio=ratio).check_model(wide)
+  for ratio in (0, 1, 0.5, 1 / 12):
+    SelectSettings(ratio=ratio).check_model(wide)

@@ -1,0 +1,138 @@
+"""`python run.py select`, as a user runs it: in a process of its own, on files on disk."""
+
+import json
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from models import registry
+from models.windows import HeadMask
+from tests.integration.tiny_gguf import write_tiny_gguf
+
+ROOT = pathlib.Path(__file__).parents[2]
+SMALL = ["--window", "24", "--context", "400", "--samples", "4", "--held-out", "3", "--budget", "25"]
+FILES = {"config.json", "mask.json", "result.json", "journal.jsonl", "mask.png", "report.md"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+  return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+def start(*flags, **kwargs):
+  command = [sys.executable, ROOT / "run.py", "select", *map(str, flags)]
+  return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+
+
+def run(*flags):
+  process = start(*flags)
+  out, err = process.communicate(timeout=300)
+  return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def finished(model, tmp_path_factory):
+  """A whole run: its folder and what it printed."""
+  folder = tmp_path_factory.mktemp("runs") / "a"
+  code, out, err = run("--model", model, *SMALL, "--out", folder)
+  assert code == 0, err
+  return folder, out, err
+
+
+def test_a_run_leaves_every_file_with_the_names_scripts_rely_on(finished, model):
+  folder, out, err = finished
+  assert {p.name for p in folder.iterdir()} == FILES
+  result = json.loads((folder / "result.json").read_text())
+  for field in ("model", "ratio", "num_local", "num_groups", "window", "context", "method", "seed"):
+    assert field in result
+  for column in ("full", "all_local", "mask"):
+    assert set(result["held_out"][column]) == {"nll", "nll_se", "exact_match", "exact_match_se", "n"}
+    assert result["held_out"][column]["n"] == 12
+  assert {"full_forward_equivalents", "cpu_seconds", "wall_seconds", "masks_scored"} <= set(result["cost"])
+  assert result["kv"]["bytes_hybrid"] < result["kv"]["bytes_full"]
+  record = json.loads((folder / "mask.json").read_text())
+  for field in ("format", "model", "fingerprint", "layers", "groups", "heads", "window", "sinks", "ratio", "method", "seed", "swa"):
+    assert field in record
+  mask, _ = HeadMask.load(folder / "mask.json", registry.load_config(str(model)))
+  assert mask.num_local == result["num_local"] == 6
+  for name in ("full attention", "all heads", "BOSCH mask"):
+    assert name in out
+  assert "Traceback" not in err
+
+
+def test_every_scored_mask_is_one_line_of_the_journal(finished):
+  folder, _, _ = finished
+  header, *lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+  result = json.loads((folder / "result.json").read_text())
+  assert header["format"] == "bosch-journal/1"
+  assert len({line["mask"] for line in lines}) == result["cost"]["masks_scored"]
+  assert sum(line["cost"] for line in lines) == pytest.approx(result["cost"]["full_forward_equivalents"])
+
+
+def test_the_same_seed_gives_the_same_mask_file_byte_for_byte(finished, model, tmp_path):
+  code, _, err = run("--model", model, *SMALL, "--out", tmp_path / "b")
+  assert code == 0, err
+  assert (tmp_path / "b" / "mask.json").read_bytes() == (finished[0] / "mask.json").read_bytes()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_run_resumes_to_the_identical_mask_and_scores_nothing_twice(finished, model, tmp_path, how):
+  folder = tmp_path / "c"
+  flags = ("--model", model, *SMALL, "--out", folder)
+  process = start(*flags)
+  wanted = random.Random(int(how)).randrange(5, 40)
+  deadline = time.monotonic() + 120
+  while time.monotonic() < deadline and process.poll() is None:
+    journal = folder / "journal.jsonl"
+    if journal.exists() and journal.read_bytes().count(b"\n") > wanted:
+      break
+    time.sleep(0.02)
+  process.send_signal(how)
+  _, err = process.communicate(timeout=60)
+  assert "Traceback" not in err
+  if how == signal.SIGINT:
+    assert process.returncode == 130 and "--resume" in err
+  before = (folder / "journal.jsonl").read_text().splitlines()
+  code, _, err = run(*flags, "--resume")
+  assert code == 0, err
+  after = (folder / "journal.jsonl").read_text().splitlines()
+  whole = [line for line in before if line.endswith("}")]
+  assert after[: len(whole)] == whole
+  scored = [(e["mask"], c) for e in map(json.loads, after[1:]) for c in e["contexts"]]
+  assert len(scored) == len(set(scored))
+  assert (folder / "mask.json").read_bytes() == (finished[0] / "mask.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+  ("flags", "named"),
+  [(("--ratio", "0.01"), "--ratio 0.01"), (("--context", "4000"), "--context 4000"), (("--context", "100"), "--context 100")],
+)
+def test_what_only_the_model_can_tell_is_refused_and_leaves_nothing(model, tmp_path, flags, named):
+  code, out, err = run("--model", model, *SMALL, "--out", tmp_path / "d", *flags)
+  assert code == 2 and named in err and len(err.strip().splitlines()) == 1, err
+  assert not (tmp_path / "d").exists()
+
+
+def test_a_used_folder_is_refused(finished, model):
+  before = (finished[0] / "result.json").read_bytes()
+  code, _, err = run("--model", model, *SMALL, "--out", finished[0])
+  assert code == 2 and "already used" in err
+  code, _, err = run("--model", model, *SMALL, "--out", finished[0], "--resume", "--seed", "2")
+  assert code == 2 and "--seed 2" in err
+  assert (finished[0] / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("ratio", [0, 1])
+def test_all_full_and_all_local_need_no_search(model, tmp_path, ratio):
+  code, _, err = run("--model", model, *SMALL, "--out", tmp_path / "e", "--ratio", ratio)
+  assert code == 0, err
+  result = json.loads((tmp_path / "e" / "result.json").read_text())
+  assert result["ratio"] == ratio
+  column = "all_local" if ratio else "full"
+  assert np.isclose(result["held_out"]["mask"]["nll"], result["held_out"][column]["nll"])
