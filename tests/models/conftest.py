@@ -10,7 +10,14 @@ from models.config import ModelConfig
 
 # Head size times heads differs from the width, so no two axes can be taken for one another.
 TINY = ModelConfig(
-  vocab_size=264, num_layers=2, model_dim=64, num_heads=4, num_groups=2, head_dim=32, ffn_dim=96, context=128
+  vocab_size=264,
+  num_layers=2,
+  model_dim=64,
+  num_heads=4,
+  num_groups=2,
+  head_dim=32,
+  ffn_dim=96,
+  context=128,
 )
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (

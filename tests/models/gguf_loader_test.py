@@ -59,7 +59,9 @@ def test_loads_what_was_written(tmp_path, config, kind):
   ]:
     layers = [weights[f"blk.{l}.{name}.weight"].T.reshape(shape) for l in range(c.num_layers)]
     expected[f"layers/{target}"] = np.stack(layers)
-  flat = {"/".join(k.key for k in path): p for path, p in jax.tree_util.tree_leaves_with_path(params)}
+  flat = {
+    "/".join(k.key for k in path): p for path, p in jax.tree_util.tree_leaves_with_path(params)
+  }
   assert flat.keys() == expected.keys()
   for path, value in expected.items():
     tolerance = 0 if path.endswith("scale") else TOLERANCE[kind] * np.abs(value).max()
@@ -83,7 +85,9 @@ def test_bfloat16_is_the_rounded_float32(tmp_path):
   write_tiny_gguf(tmp_path / "m.gguf")
   _, params = gguf_loader.load_gguf(tmp_path / "m.gguf")
   _, rounded = gguf_loader.load_gguf(tmp_path / "m.gguf", jnp.bfloat16)
-  jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.astype(jnp.bfloat16), b), params, rounded)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_array_equal(a.astype(jnp.bfloat16), b), params, rounded
+  )
 
 
 def test_all_faults_in_one_sentence(tmp_path):
@@ -119,7 +123,10 @@ def test_transposed_norm_does_not_broadcast(tmp_path):
 @pytest.mark.parametrize(
   ("fields", "word"),
   [
-    ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "llama.rope.scaling.type 'yarn'"),
+    (
+      {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0},
+      "llama.rope.scaling.type 'yarn'",
+    ),
     ({"llama.rope.scale_linear": 2.0}, "llama.rope.scale_linear 2.0"),
     ({"llama.expert_count": 8}, "llama.expert_count 8"),
     ({"llama.rope.dimension_count": 16}, "llama.rope.dimension_count 16"),
@@ -140,7 +147,11 @@ def test_metadata_that_cannot_be_run(tmp_path, fields, word):
 
 
 def test_neutral_metadata_is_accepted(tmp_path):
-  fields = {"llama.rope.scaling.type": "none", "llama.expert_count": 0, "llama.rope.scale_linear": 1.0}
+  fields = {
+    "llama.rope.scaling.type": "none",
+    "llama.expert_count": 0,
+    "llama.rope.scale_linear": 1.0,
+  }
   write_tiny_gguf(tmp_path / "m.gguf", fields=fields)
   assert gguf_loader.load_gguf(tmp_path / "m.gguf")[0] == TINY
 
@@ -162,12 +173,33 @@ def test_scaled_frequencies_are_refused(tmp_path):
   refused(tmp_path / "m.gguf", "rope_freqs.weight")
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_numbers_that_are_not_finite(tmp_path, kind, value):
+  weights = tiny_weights(TINY)
+  write_tiny_gguf(tmp_path / "m.gguf", weights=weights, kind=kind)
+  tensor = gguf_loader.open_gguf(tmp_path / "m.gguf").tensors["blk.1.ffn_up.weight"]
+  number = np.array(value, np.float32 if kind == "F32" else np.float16)  # a scale in Q8_0
+  with open(tmp_path / "m.gguf", "r+b") as file:
+    file.seek(tensor.offset)
+    file.write(number.tobytes())
+  refused(tmp_path / "m.gguf", "undefined numbers in blk.1.ffn_up.weight")
+
+
+def test_names_in_messages_are_printable(tmp_path):
+  weights = tiny_weights(TINY) | {"a\nb\x1b[0m": np.ones(4, np.float32)}
+  write_tiny_gguf(tmp_path / "m.gguf", weights=weights)
+  refused(tmp_path / "m.gguf", "a?b?[0m is unexpected")
+
+
 def test_no_such_file_and_a_folder(tmp_path):
   refused(tmp_path / "none.gguf", "No such file")
   refused(tmp_path, "directory")
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x03\0\0\0", b"PK\x03\x04" * 50, b"\xff" * 99])
+@pytest.mark.parametrize(
+  "content", [b"", b"GGUF", b"GGUF\x03\0\0\0", b"PK\x03\x04" * 50, b"\xff" * 99]
+)
 def test_not_gguf(tmp_path, content):
   path = tmp_path / "m.gguf"
   path.write_bytes(content)
@@ -226,7 +258,7 @@ def test_damaged_header_loads_or_is_refused(tmp_path, tiny_bytes, data):
   try:
     registry.load(str(path))
   except InputError as error:
-    assert "\n" not in str(error)  # noqa: PT017
+    assert "\n" not in str(error)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """What --model may be."""
 
+import dataclasses
+
 import pytest
 
 import models
@@ -42,8 +44,6 @@ def test_missing_file_is_named():
 
 
 def test_more_tokens_than_the_model_embeds(tmp_path):
-  import dataclasses
-
   config = dataclasses.replace(TINY, vocab_size=200)
   write_tiny_gguf(tmp_path / "m.gguf", config, fields={"llama.vocab_size": 200})
   with pytest.raises(InputError, match="264 tokens but embeds 200"):

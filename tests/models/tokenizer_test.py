@@ -80,7 +80,7 @@ def test_round_trip(real_tokenizer, text):
 
 
 def test_every_numeral_is_a_piece_of_its_own(real_tokenizer):
-  for text in ("42", "٣٤٥", " ½", "Ⅷ x"):
+  for text in ("42", "٣٤٥", " ½", "Ⅷ4"):
     ids = real_tokenizer.encode(text)
     assert ids == [i for c in text for i in real_tokenizer.encode(c)], text
 
@@ -134,12 +134,19 @@ def test_tiny_ids(tiny):
   assert tiny.encode("h") != tiny.encode("he") == [he]
   assert tiny.encode("ll") == [ll]
   assert tiny.vocab_size == 264
-  assert tiny.chat([{"role": "user", "content": "he"}]) == "<|im_start|>user he<|im_end|><|im_start|>assistant "
+  assert (
+    tiny.chat([{"role": "user", "content": "he"}])
+    == "<|im_start|>user he<|im_end|><|im_start|>assistant "
+  )
 
 
 def test_folder_equals_gguf(tmp_path, tiny):
   folder = folder_of(
-    tmp_path / "hf", tiny, chat_template=TEMPLATE, bos_token=SPECIALS[0], eos_token={"content": SPECIALS[2]}
+    tmp_path / "hf",
+    tiny,
+    chat_template=TEMPLATE,
+    bos_token=SPECIALS[0],
+    eos_token={"content": SPECIALS[2]},
   )
   loaded = Tokenizer.from_folder(folder)
   for text in TEXTS:
@@ -196,7 +203,12 @@ def test_template_helpers(tmp_path, tiny):
 
 
 @pytest.mark.parametrize(
-  "fields", [{"tokenizer.ggml.pre": "llama-bpe"}, {"tokenizer.ggml.model": "llama"}, {"tokenizer.ggml.pre": None}]
+  "fields",
+  [
+    {"tokenizer.ggml.pre": "llama-bpe"},
+    {"tokenizer.ggml.model": "llama"},
+    {"tokenizer.ggml.pre": None},
+  ],
 )
 def test_unverified_kinds_are_refused(tmp_path, fields):
   write_tiny_gguf(tmp_path / "m.gguf", fields=fields)

@@ -112,7 +112,9 @@ def test_tuple_and_array_agree_by_default():
     pytest.param("triton", jnp.array(ROW, jnp.int32), True, marks=pytest.mark.slow),
   ],
 )
-@pytest.mark.parametrize("axes", [{"batch": "x"}, {"heads": "x"}])
+@pytest.mark.parametrize(
+  "axes", [{"batch": "x"}, pytest.param({"heads": "x"}, marks=pytest.mark.slow)]
+)
 def test_two_devices(backend, windows, interpret, axes):
   """Kernels under `shard_map` equal the reference, over rows and over heads."""
   if isinstance(windows, tuple) and "heads" in axes:
