@@ -1,7 +1,7 @@
 """Command line: parses, calls, prints. Every refusal is one sentence and exit code 2."""
 
 import contextlib
-import dataclasses
+import importlib
 import io
 import math
 import re
@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from bosch_jax.settings import SelectSettings
 from models.errors import InputError
 
 OVERVIEW = """\
@@ -19,20 +18,16 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
 
   python run.py select                 find which heads can become local (a few minutes on a CPU)
   python run.py select --ratio 0.75    the same with three quarters of the head groups local
+  python run.py bench attention        what windows save in attention itself, against other libraries
 
 Every command explains its flags:  python run.py select --help
 A run writes runs/<name>/ with the mask, the figures, a picture and a report; README.md shows one.
 """
 
-
-def _select(settings: SelectSettings) -> None:
-  from bosch_jax.select import select  # jax starts only when there is work
-
-  select(settings)
-
-
-COMMANDS: dict[str, tuple[type, Callable]] = {
-  "select": (SelectSettings, _select),
+# Command -> where its settings and its function are; nothing is imported before it is wanted.
+COMMANDS = {
+  "select": ("bosch_jax.settings:SelectSettings", "bosch_jax.select:select"),
+  "bench attention": ("benchmarks.attention:Options", "benchmarks.attention:main"),
 }
 
 
@@ -42,13 +37,14 @@ def main(args: Sequence[str]) -> int:
   Returns:
     The exit code: 0 done, 2 bad input, 130 interrupted.
   """
-  if not args:
+  if not args or args[0] in ("-h", "--help", "help"):
     print(OVERVIEW, end="")
     return 0
   try:
-    settings = parse(args)
-    command = next(run for kind, run in COMMANDS.values() if isinstance(settings, kind))
-    command(settings)
+    command, rest = split_command(args)
+    settings_name, function_name = COMMANDS[command]
+    settings = parse(f"run.py {command}", _load(settings_name), rest)
+    _load(function_name)(settings)
   except InputError as error:
     print(f"error: {error}", file=sys.stderr)
     return 2
@@ -58,8 +54,24 @@ def main(args: Sequence[str]) -> int:
   return 0
 
 
-def parse(args: Sequence[str]) -> object:
-  """The settings of the command named in args.
+def split_command(args: Sequence[str]) -> tuple[str, list[str]]:
+  """The command that args begin with, and the arguments behind it.
+
+  Raises:
+    InputError: no such command.
+  """
+  for words in (2, 1):
+    if (command := " ".join(args[:words])) in COMMANDS:
+      return command, list(args[words:])
+  raise InputError("command", args[0], f"is not known; use one of: {', '.join(COMMANDS)}")
+
+
+def parse(prog: str, kind: type, args: Sequence[str]) -> object:
+  """The settings that args describe.
+
+  Args:
+    prog: how the command is called, for messages.
+    kind: frozen dataclass of the settings.
 
   Raises:
     InputError: a flag or value that cannot be read.
@@ -68,32 +80,29 @@ def parse(args: Sequence[str]) -> object:
   shown = io.StringIO()
   try:
     with contextlib.redirect_stderr(shown):
-      return tyro.extras.subcommand_cli_from_dict(
-        {name: kind for name, (kind, _) in COMMANDS.items()},
-        prog="run.py",
-        description=OVERVIEW,
-        args=list(args),
-        registry=_NUMBERS,
-        config=(tyro.conf.FlagCreatePairsOff,),
-        sort_subcommands=False,
+      return tyro.cli(
+        kind, prog=prog, args=list(args), registry=_NUMBERS, config=(tyro.conf.FlagCreatePairsOff,)
       )
   except SystemExit as stop:
     if not stop.code:
       raise
-    raise _refusal(shown.getvalue(), args) from None
+    sentence = _sentence(shown.getvalue())
+    raise InputError(f"{prog} {' '.join(args)}", "", f"{sentence}; see python {prog} --help") from None
 
 
-def _refusal(box: str, args: Sequence[str]) -> InputError:
-  """The parser's framed message as one sentence."""
+def _load(name: str) -> Callable:
+  module, attribute = name.split(":")
+  return getattr(importlib.import_module(module), attribute)
+
+
+def _sentence(box: str) -> str:
+  """What the parser's framed message says, without frame and help text."""
   lines = [line.strip("│ ") for line in box.splitlines()]
   body = [line for line in lines[1:] if line and not re.match("[╭╰]", line)]
-  rules = [i for i, line in enumerate(body) if re.fullmatch("[─-]+", line)]
-  if rules and rules[0] == 0:
+  if body and re.fullmatch("[─-]+", body[0]):
     body = body[1:]
-    rules = [i - 1 for i in rules[1:]]
-  sentence = " ".join(body[: rules[0]] if rules else body).rstrip(".")
-  known = " " + args[0] if args[0] in COMMANDS else ""
-  return InputError(f"run.py {' '.join(args)}", "", f"{sentence}; see python run.py{known} --help")
+  rule = next((i for i, line in enumerate(body) if re.fullmatch("[─-]+", line)), len(body))
+  return " ".join(body[:rule]).rstrip(".")
 
 
 _NUMBERS = tyro.constructors.ConstructorRegistry()

@@ -6,14 +6,14 @@ import numpy as np
 from rich.table import Table
 
 COLUMNS = ("full", "all_local", "mask")
-NAMES = {"full": "full attention", "all_local": "all heads local"}
+NAMES = {"full": "full attention", "all_local": "all local"}
 
 
 def rows(result: dict) -> list[tuple[str, ...]]:
   """Header and rows of the table: full, all local and the mask, on held-out prompts."""
   total, context = result["num_groups"], result["kv"]["tokens"]
   local = {"full": 0, "all_local": total, "mask": result["num_local"]}
-  table = [("", "local groups", "answer NLL", "exact match", f"KV cache at {context} tokens")]
+  table = [("", "local", "answer NLL", "exact match", f"KV at {context} tokens")]
   for column in COLUMNS:
     scores, kv = result["held_out"][column], result["kv"]["bytes"][column]
     table.append((
@@ -21,7 +21,7 @@ def rows(result: dict) -> list[tuple[str, ...]]:
       f"{local[column]} of {total}",
       f"{scores['nll']:.3f} ± {scores['nll_se']:.3f}",
       f"{scores['exact_match']:.2f} ± {scores['exact_match_se']:.2f}",
-      f"{kv / 2**20:.1f} MiB ({kv / result['kv']['bytes_full']:.0%})",
+      f"{kv / 2**20:.1f} MiB {kv / result['kv']['bytes_full']:4.0%}",
     ))
   return table
 
@@ -30,7 +30,7 @@ def terminal_table(result: dict) -> Table:
   """The closing table for the terminal."""
   n = result["held_out"]["mask"]["n"]
   header, *body = rows(result)
-  table = Table(title=f"{result['model']}, {n} held-out questions, {result['context']} tokens, window {result['window']}")
+  table = Table(title=f"{result['model']}: {n} held-out questions, context {result['context']}, window {result['window']}")
   for i, name in enumerate(header):
     table.add_column(name, justify="left" if i == 0 else "right")
   for row in body:

@@ -80,13 +80,16 @@ def _permute(params: dict, order_LxG: np.ndarray, config: ModelConfig) -> dict:
     shape[0], shape[axis] = index_LxN.shape
     return jnp.take_along_axis(kernel, jnp.asarray(index_LxN.reshape(shape)), axis=axis)
 
+  # Parameter -> the order of its heads or groups and the axis they stand on; None: shared by all.
+  moves = {
+    "q/kernel": (heads_LxH, 2), "k/kernel": (order_LxG, 2), "v/kernel": (order_LxG, 2),
+    "q/bias": (heads_LxH, 1), "k/bias": (order_LxG, 1), "v/bias": (order_LxG, 1),
+    "o/kernel": (heads_LxH, 1), "q_norm/scale": None, "k_norm/scale": None,
+  }  # fmt: skip
   old = params["layers"]["attn"]
-  new = {
-    "q": {"kernel": take(old["q"]["kernel"], heads_LxH, 2)},
-    "k": {"kernel": take(old["k"]["kernel"], order_LxG, 2)},
-    "v": {"kernel": take(old["v"]["kernel"], order_LxG, 2)},
-    "o": {"kernel": take(old["o"]["kernel"], heads_LxH, 1)},
-  }
-  if extra := {f"{a}/{b}" for a in old for b in old[a]} - {f"{a}/kernel" for a in new}:
+  if extra := {f"{a}/{b}" for a in old for b in old[a]} - set(moves):
     raise ValueError(f"attention parameters that are not known how to permute: {sorted(extra)}")
+  new = {
+    a: {b: take(x, *move) if (move := moves[f"{a}/{b}"]) else x for b, x in old[a].items()} for a in old
+  }
   return {**params, "layers": {**params["layers"], "attn": new}}

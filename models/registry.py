@@ -44,7 +44,7 @@ def resolve(model: str, weights: bool = True) -> pathlib.Path:
   if model == DEFAULT:
     return default_gguf()
   path = pathlib.Path(model).expanduser()
-  if path.suffix == ".gguf" or path.is_file() or (path / "config.json").is_file():
+  if path.suffix == ".gguf" or path.is_file() or (model and (path / "config.json").is_file()):
     return path
   if HUB_ID.fullmatch(model) and not path.exists():
     return hub_folder(model, weights)

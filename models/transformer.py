@@ -16,6 +16,8 @@ Parameters, as `Transformer.init` makes them; layers are stacked on a leading ax
 With experts, `layers/mlp` is the tree described in `models.moe` instead.
 """
 
+import itertools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -44,7 +46,8 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, sinks=0, backend=None, rotary=None
+    self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, sinks=0, backend=None, rotary=None,
+    packed=False,
   ):
     c, dtype = self.config, x_BxTxD.dtype
 
@@ -59,7 +62,9 @@ class Attention(nn.Module):
     v_BxTxGxK = project("v", c.num_groups)
     out_BxTxHxK = attention(
       q_BxTxHxK, k_BxTxGxK, v_BxTxGxK, windows_xH,
-      positions_BxT=positions_BxT, segments_BxT=segments_BxT, sinks=sinks, backend=backend,
+      # Without segments the row is one document, which static kernels are told by leaving both out.
+      positions_BxT=None if segments_BxT is None else positions_BxT, segments_BxT=segments_BxT,
+      sinks=sinks, backend=backend, packed=packed,
     )
     return nn.DenseGeneral(c.model_dim, axis=(-2, -1), use_bias=False, dtype=dtype, name="o")(out_BxTxHxK)
 
@@ -84,6 +89,7 @@ class Layer(nn.Module):
   config: ModelConfig
   sinks: int = 0
   backend: str | None = None
+  packed: bool = False
 
   @nn.compact
   def __call__(self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, rotary=None):
@@ -92,7 +98,8 @@ class Layer(nn.Module):
     feed_forward = MoE if self.config.num_experts else MLP
     normed = RMSNorm(eps, name="attn_norm")(x_BxTxD)
     x_BxTxD = x_BxTxD + Attention(self.config, name="attn")(
-      normed, windows_xH, positions_BxT, segments_BxT, self.sinks, self.backend, rotary
+      normed, windows_xH, positions_BxT, segments_BxT, self.sinks, self.backend, rotary,
+      self.packed,
     )
     normed = RMSNorm(eps, name="mlp_norm")(x_BxTxD)
     x_BxTxD = x_BxTxD + feed_forward(self.config, name="mlp")(normed)
@@ -100,17 +107,25 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-  """The whole decoder, layers scanned with their row of `windows_LxH` as scanned input.
+  """The whole decoder. Windows come in one of two forms, with the same parameters:
+
+  * at run time: `windows_LxH` in the call, layers scanned with their row as scanned input;
+  * static: `static_windows` at construction, compiled in (training, serving). Neighbouring layers
+    with equal rows share one scan, so a model sorted by `models.hybridize` compiles few kernels.
 
   Attributes:
     config: the architecture.
     sinks: keys at the start of a document that every head sees.
     backend: attention backend; None = the best for the platform (see `models.attention`).
+    static_windows: L tuples of H ints, or None for windows at run time.
+    packed: a promise about segments, see `models.attention.attention`.
   """
 
   config: ModelConfig
   sinks: int = 0
   backend: str | None = None
+  static_windows: tuple[tuple[int, ...], ...] | None = None
+  packed: bool = False
 
   def setup(self):
     c = self.config
@@ -121,19 +136,43 @@ class Transformer(nn.Module):
       split_rngs={"params": True},
       in_axes=(0, nn.broadcast, nn.broadcast, 0),
       length=c.num_layers,
-    )(c, self.sinks, self.backend)
+    )(c, self.sinks, self.backend, self.packed)
     self.final_norm = RMSNorm(c.norm_eps)
     if not c.tied_head:
       self.head = nn.Dense(c.vocab_size, use_bias=False)
 
-  def __call__(self, tokens_BxT, windows_LxH, positions_BxT=None, segments_BxT=None):
+  def __call__(self, tokens_BxT, windows_LxH=None, positions_BxT=None, segments_BxT=None):
     """Logits at every position, float32 `[B, T, V]`. For short texts and tests; scoring reads
     answer positions only (`answer_logits`)."""
+    return self.logits(self.hidden(tokens_BxT, windows_LxH, positions_BxT, segments_BxT))
+
+  def hidden(self, tokens_BxT, windows_LxH=None, positions_BxT=None, segments_BxT=None):
+    """Hidden states `[B, T, D]` after the last layer, before the final norm."""
+    if (windows_LxH is None) == (self.static_windows is None):
+      raise ValueError("give windows either in the call or, static, at construction")
+    one_document = positions_BxT is None and segments_BxT is None
     positions_BxT, segments_BxT = layout(tokens_BxT, positions_BxT, segments_BxT)
-    x_BxTxD, _ = self.layers(
-      self.embed(tokens_BxT), windows_LxH, positions_BxT, segments_BxT, rotary_layers(self.config)
-    )
-    return self.logits(x_BxTxD)
+    segments_BxT = None if one_document else segments_BxT
+    x_BxTxD, rotary_L = self.embed(tokens_BxT), rotary_layers(self.config)
+    if self.static_windows is not None and self.is_initializing():
+      # Parameters do not depend on windows; the scan below makes them, stacked.
+      windows_LxH = jnp.asarray(self.static_windows, jnp.int32)
+    if windows_LxH is not None:
+      return self.layers(x_BxTxD, windows_LxH, positions_BxT, segments_BxT, rotary_L)[0]
+    stacked = self.variables["params"]["layers"], rotary_L
+    layer = Layer(self.config, self.sinks, self.backend, self.packed, parent=None)
+    start = 0
+    for row, same in itertools.groupby(self.static_windows):
+      stop = start + len(list(same))
+
+      def step(x, inputs, row=row):
+        params_l, rotary = inputs
+        return layer.apply({"params": params_l}, x, row, positions_BxT, segments_BxT, rotary)
+
+      part = jax.tree.map(lambda p, part=slice(start, stop): p[part], stacked)
+      x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, part)
+      start = stop
+    return x_BxTxD
 
   def logits(self, x_xD):
     """Final norm and output head at the given hidden states: float32 `[..., V]`."""

@@ -31,9 +31,18 @@ def test_an_unknown_command_is_one_sentence(capsys):
   assert "selct" in capsys.readouterr().err
 
 
-def test_without_arguments_it_explains_itself(capsys):
-  assert cli.main([]) == 0
+@pytest.mark.parametrize("args", [[], ["--help"], ["-h"]])
+def test_without_arguments_it_explains_itself(capsys, args):
+  assert cli.main(args) == 0
   assert "python run.py select" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_explains_its_flags(capsys, command):
+  with pytest.raises(SystemExit) as stop:
+    cli.main([*command.split(), "--help"])
+  assert stop.value.code == 0
+  assert f"run.py {command}" in capsys.readouterr().out
 
 
 def test_help_names_every_setting(capsys):
@@ -46,7 +55,7 @@ def test_help_names_every_setting(capsys):
 
 
 def test_flags_reach_the_settings():
-  settings = cli.parse(["select", "--ratio", "0.75", "--search.screen", "0.5", "--resume"])
+  settings = cli.parse("run.py select", SelectSettings, ["--ratio", "0.75", "--search.screen", "0.5", "--resume"])
   assert settings == SelectSettings(ratio=0.75, search=SearchOptions(screen=0.5), resume=True)
 
 
@@ -54,7 +63,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
   def stop(settings):
     raise KeyboardInterrupt
 
-  monkeypatch.setitem(cli.COMMANDS, "select", (SelectSettings, stop))
+  monkeypatch.setattr("bosch_jax.select.select", stop)
   assert cli.main(["select"]) == 130
   assert "--resume" in capsys.readouterr().err
 

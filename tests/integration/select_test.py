@@ -61,7 +61,7 @@ def test_a_run_leaves_every_file_with_the_names_scripts_rely_on(finished, model)
     assert field in record
   mask, _ = HeadMask.load(folder / "mask.json", registry.load_config(str(model)))
   assert mask.num_local == result["num_local"] == 6
-  for name in ("full attention", "all heads", "BOSCH mask"):
+  for name in ("full attention", "all local", "BOSCH mask"):
     assert name in out
   assert "Traceback" not in err
 

@@ -1,5 +1,7 @@
 """Reordering kv groups changes no logit, and can be undone bit for bit."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,12 +20,14 @@ CONFIG = ModelConfig(
 MASK = HeadMask([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 0, 1]])
 
 
-@pytest.fixture(scope="module")
-def setup():
-  model = Transformer(CONFIG)
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "bias and qk norm"])
+def setup(request):
+  model = Transformer(dataclasses.replace(CONFIG, qkv_bias=request.param, qk_norm=request.param))
   tokens = jax.random.randint(jax.random.key(1), (2, 20), 0, 50)
   windows = jnp.asarray(MASK.windows(5, CONFIG.num_heads))
   params = model.init(jax.random.key(0), tokens, windows)["params"]
+  rng = np.random.default_rng(0)  # biases start at zero and norms at one, which would hide a mistake
+  params = jax.tree.map(lambda p: p + rng.normal(0, 0.3, p.shape).astype(p.dtype), params)
   return model, params, tokens, windows
 
 
