@@ -18,6 +18,8 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
 
   python run.py select                 find which heads can become local (a few minutes on a CPU)
   python run.py select --ratio 0.75    the same with three quarters of the head groups local
+  python run.py models                 which model families can be run, and how each was verified
+  python run.py info --model X         a model's layers, head groups, parameters and cache
   python run.py bench attention        what windows save in attention itself, against other libraries
 
 Every command explains its flags:  python run.py select --help
@@ -27,6 +29,8 @@ A run writes runs/<name>/ with the mask, the figures, a picture and a report; RE
 # Command -> where its settings and its function are; nothing is imported before it is wanted.
 COMMANDS = {
   "select": ("bosch_jax.settings:SelectSettings", "bosch_jax.select:select"),
+  "models": ("bosch_jax.info:ModelsSettings", "bosch_jax.info:models_command"),
+  "info": ("bosch_jax.info:InfoSettings", "bosch_jax.info:info_command"),
   "bench attention": ("benchmarks.attention:Options", "benchmarks.attention:main"),
 }
 

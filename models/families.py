@@ -331,7 +331,9 @@ def config_to_hf(config: ModelConfig, dtype: str = "float32") -> dict:
     "rope_theta": c.rope_theta,
     "rope_scaling": _scaling_to_hf(c.rope_scaling),
     "tie_word_embeddings": c.tied_head,
-  }
+    # Hugging Face's defaults for these may lie beyond a small vocabulary.
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+  }  # fmt: skip
   if kind != "llama":
     values["use_sliding_window"] = False
   if kind != "qwen2":  # there the biases are not a choice, and the field is not known

@@ -17,10 +17,8 @@ TEMPLATE = (
 )
 
 
-def write_tiny_gguf(
-  path: pathlib.Path, *, layers=4, heads=6, groups=3, head_dim=8, ffn=48, context=512, seed=0
-) -> pathlib.Path:
-  """A model of `layers` layers and random weights whose tokenizer knows the words of NIAH prompts."""
+def train_tokenizer() -> tokenizers.Tokenizer:
+  """A byte-level tokenizer that knows the words of NIAH prompts; `SPECIAL` have ids 0, 1, 2."""
   backend = tokenizers.Tokenizer(tokenizers.models.BPE())
   backend.pre_tokenizer = pre_tokenizers.Sequence([
     pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -31,6 +29,14 @@ def write_tiny_gguf(
   texts = [*haystacks.NOISE, niah.INTRO, niah.NEEDLE, niah.QUESTION, *niah.LEADS.values()] * 9
   texts += [f" {word}" for value in vars(words).values() if isinstance(value, tuple) for word in value]
   backend.train_from_iterator(texts, trainer)
+  return backend
+
+
+def write_tiny_gguf(
+  path: pathlib.Path, *, layers=4, heads=6, groups=3, head_dim=8, ffn=48, context=512, seed=0
+) -> pathlib.Path:
+  """A model of `layers` layers and random weights whose tokenizer knows the words of NIAH prompts."""
+  backend = train_tokenizer()
   vocab = sorted(backend.get_vocab(), key=backend.get_vocab().get)
   merges = json.loads(backend.to_str())["model"]["merges"]
 

@@ -107,12 +107,12 @@ def test_both_spellings_of_rope(tmp_path, old):
 
 def test_experts_of_a_layer_in_many_shards(tmp_path):
   model = hf_model("qwen3_moe")
-  model.save_pretrained(tmp_path, max_shard_size="4KB")
-  where = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
-  assert len({f for name, f in where.items() if ".0.mlp.experts." in name}) > 3
-  config, params = load(tmp_path)
+  model.save_pretrained(tmp_path / "a")
+  export.save_folder(tmp_path / "b", *load(tmp_path / "a"), shard_bytes=8000)
+  where = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())["weight_map"]
+  assert len({f for name, f in where.items() if ".0.mlp.experts." in name and "gate" in name}) == 3
   ids = random_ids(40)
-  np.testing.assert_allclose(logits(config, params, ids), hf_logits(model, ids), atol=TOLERANCE)
+  np.testing.assert_allclose(logits(*load(tmp_path / "b"), ids), hf_logits(model, ids), atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("top", [1, 3, 6])
@@ -127,14 +127,14 @@ def test_routing(tmp_path, normalise, top):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_stays_close(tmp_path, family):
-  model = hf_model(family).to(torch.bfloat16)
+  # All experts chosen: a rounded router may choose others, which is a jump and no rounding error.
+  changes = {"num_experts_per_tok": 6} if family == "qwen3_moe" else {}
+  model = hf_model(family, **changes).to(torch.bfloat16)
   model.save_pretrained(tmp_path)
   config, params = load(tmp_path, jnp.bfloat16)
   ids = random_ids(40)
   ours, theirs = logits(config, params, ids), hf_logits(model, ids)
-  # bf16 keeps 8 bits, and an expert chosen otherwise is a jump: most positions must agree.
-  error = np.abs(ours - theirs).max(-1) / np.abs(theirs).max()
-  assert np.median(error) < 0.05
+  assert np.abs(ours - theirs).max() / np.abs(theirs).max() < 0.05  # bf16 keeps 8 bits
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -174,8 +174,9 @@ def test_every_weight_counts(tmp_path, family):
   before = logits(config, params, ids)
   leaves, tree = jax.tree.flatten(params)
   names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+  rng = np.random.default_rng(0)
   for i, name in enumerate(names):
-    noise = jax.random.normal(jax.random.key(i), leaves[i].shape) * 0.1
+    noise = rng.normal(0, 0.1, leaves[i].shape).astype(np.float32)
     changed = jax.tree.unflatten(tree, [*leaves[:i], leaves[i] + noise, *leaves[i + 1 :]])
     assert np.abs(logits(config, changed, ids) - before).max() > 100 * TOLERANCE, name
 
