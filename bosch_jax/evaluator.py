@@ -61,6 +61,52 @@ def answer_scores(model, params, x_BxTxD, batch: Batch) -> tuple[jax.Array, jax.
   return nll_BxQxA.sum(-1) / valid_BxQxA.sum(-1).astype(jnp.float32), hit_BxQxA.all(-1)
 
 
+def score_from(model: Transformer, stride: int, params, states, batch: Batch, masks_CxLxG, window, start):
+  """Scores of C masks that agree with the base mask below layer `start`.
+
+  Args:
+    model, stride: compiled in.
+    states: the base's hidden states at the input of layers 0, stride, 2 stride .., `[n, B, T, D]`.
+    window: int32 scalar, W.
+    start: int32 scalar, a multiple of stride.
+
+  Returns:
+    `answer_scores` of all masks, `[C, B, Q]` each.
+  """
+  C, B = masks_CxLxG.shape[0], batch.tokens_BxT.shape[0]
+  windows_CxLxH = windows_lib.expand(masks_CxLxG, model.config.num_heads, window, jnp)
+  windows_LxNxH = jnp.repeat(windows_CxLxH.swapaxes(0, 1), B, axis=1)  # candidates fold into N = C B
+  folded = jax.tree.map(lambda a: jnp.tile(a, (C,) + (1,) * (a.ndim - 1)), batch)
+  x = jax.lax.dynamic_index_in_dim(states, start // stride, keepdims=False)
+  x = run_layers(
+    model, params, jnp.tile(x, (C, 1, 1)), windows_LxNxH, folded.positions_BxT, folded.segments_BxT, start
+  )
+  nll, exact = answer_scores(model, params, x, folded)
+  return nll.reshape(C, B, -1), exact.reshape(C, B, -1)
+
+
+def extend_states(model: Transformer, stride: int, params, states, batch: Batch, mask_LxG, window, first, last):
+  """The base's hidden states, recomputed from slot `first` up to slot `last`."""
+  B = batch.tokens_BxT.shape[0]
+  windows_LxH = windows_lib.expand(mask_LxG, model.config.num_heads, window, jnp)
+  windows_LxBxH = jnp.repeat(windows_LxH[:, None], B, axis=1)
+  states = states.at[0].set(embed(params, batch.tokens_BxT))
+
+  def step(i, states):
+    x = run_layers(
+      model, params, states[i], windows_LxBxH, batch.positions_BxT, batch.segments_BxT,
+      i * stride, (i + 1) * stride,
+    )
+    return jax.lax.dynamic_update_index_in_dim(states, x, i + 1, 0)
+
+  return jax.lax.fori_loop(first, last, step, states)
+
+
+# Compiled once per model and shape, whichever evaluator asks.
+_score_from = jax.jit(score_from, static_argnums=(0, 1))
+_extend_states = jax.jit(extend_states, static_argnums=(0, 1), donate_argnums=3)
+
+
 @dataclasses.dataclass(frozen=True)
 class Scores:
   """Scores of C masks on n contexts with Q questions each.
@@ -96,8 +142,9 @@ class Evaluator:
 
   Attributes:
     cost: full-forward equivalents spent so far: FLOPs of the layers and answer heads run, over
-      the FLOPs of one full pass over all contexts; journal entries of a resumed run included.
-    masks_scored: masks with at least one new score (again including a resumed run's).
+      the FLOPs of one full pass over all contexts. A resumed run walks the same path again and
+      counts what the journal answers like the run that scored it.
+    masks_scored: masks with at least one score.
     stage: what the scores are for; written into the journal.
     on_scored: called with `(stage, cost so far)` after every batch of new scores.
   """
@@ -135,53 +182,18 @@ class Evaluator:
     self._stride = max(1, math.ceil(config.num_layers * layer_bytes / max(state_bytes, 1)))
     self._layer_flops, self._head_flops = forward_flops(config, prompts)
     self._base = np.zeros((config.num_layers, config.num_groups), bool)
-    self._base_depth = [-1] * len(self._rows)  # layers of the base whose inputs are stored
     self._states: list[jax.Array | None] = [None] * len(self._rows)
-    self._score = jax.jit(self._score_fn)
-    self._extend = jax.jit(self._extend_fn, donate_argnums=1)
-    for entry in self.journal.lines:
-      self._remember(entry)
-
-  # --- compiled functions: one trace each -------------------------------------------------------
-
-  def _score_fn(self, params, states, row: Batch, masks_CxLxG, start):
-    C, B = masks_CxLxG.shape[0], row.tokens_BxT.shape[0]
-    windows = windows_lib.expand(masks_CxLxG, self.config.num_heads, self.window, jnp)
-    windows_LxBxH = jnp.repeat(windows.swapaxes(0, 1), B, axis=1)
-    row = jax.tree.map(lambda a: jnp.tile(a, (C,) + (1,) * (a.ndim - 1)), row)
-    first = start // self._stride
-    x = jnp.tile(jax.lax.dynamic_index_in_dim(states, first, keepdims=False), (C, 1, 1))
-    x = run_layers(
-      self._model, params, x, windows_LxBxH, row.positions_BxT, row.segments_BxT,
-      first * self._stride,
-    )
-    nll, exact = answer_scores(self._model, params, x, row)
-    return nll.reshape(C, B, -1), exact.reshape(C, B, -1)
-
-  def _extend_fn(self, params, states, row: Batch, mask_LxG, start, stop):
-    """Recomputes the stored inputs of layers start+1 .. stop for a new base mask."""
-    B = row.tokens_BxT.shape[0]
-    windows = windows_lib.expand(mask_LxG, self.config.num_heads, self.window, jnp)
-    windows_LxBxH = jnp.repeat(windows[:, None], B, axis=1)
-    states = states.at[0].set(embed(params, row.tokens_BxT))
-
-    def step(i, states):
-      x = run_layers(
-        self._model, params, states[i], windows_LxBxH, row.positions_BxT, row.segments_BxT,
-        i * self._stride, (i + 1) * self._stride,
-      )
-      return jax.lax.dynamic_update_index_in_dim(states, x, i + 1, 0)
-
-    return jax.lax.fori_loop(start, stop, step, states)
-
-  # --- scoring ----------------------------------------------------------------------------------
+    self._depth = [-1] * len(self._rows)  # layers of the base whose inputs are stored
+    self._paid = [-1] * len(self._rows)  # layers of the base whose inputs were charged for
+    self._logged = {(entry["mask"], tuple(entry["contexts"])): entry for entry in self.journal.lines}
 
   def rebase(self, mask_LxG: np.ndarray) -> None:
     """Declares the mask whose hidden states later candidates start from (most share its lower
     layers). States are computed when first needed, and only as deep as needed."""
     mask_LxG = np.asarray(mask_LxG, bool)
     kept = common_prefix(self._base, mask_LxG)
-    self._base_depth = [min(depth, kept) for depth in self._base_depth]
+    self._depth = [min(depth, kept) for depth in self._depth]
+    self._paid = [min(depth, kept) for depth in self._paid]
     self._base = mask_LxG.copy()
 
   def score(self, masks: Sequence[np.ndarray], contexts: Sequence[int] | None = None) -> Scores:
@@ -219,31 +231,43 @@ class Evaluator:
         self._run_chunk(masks[i : i + self.fold], start, rows)
 
   def _run_chunk(self, masks: list[np.ndarray], start: int, rows: Sequence[int]) -> None:
-    padded = np.stack(masks + [masks[-1]] * (self.fold - len(masks)))
-    spent = sum(self._ensure_states(r, start) for r in rows)
-    outputs = [
-      self._score(self.params, self._states[r], self._rows[r], padded, jnp.int32(start)) for r in rows
-    ]
-    # Everything above is dispatched before the first result is waited for.
-    nll, exact = (np.concatenate([np.asarray(o[k]) for o in outputs], axis=1) for k in (0, 1))
-    share = self.batch * len(rows) / len(self.prompts)
-    each = share * self._pass_cost(start)
     contexts = [r * self.batch + i for r in rows for i in range(self.batch)]
+    spent = sum(self._pay_states(r, start) for r in rows)
+    each = self.batch * len(rows) / len(self.prompts) * (1.0 - self._layers_cost(start))
     entries = [
       {
         "mask": mask_key(mask),
         "stage": self.stage,
         "contexts": contexts,
         "cost": each + (spent if c == 0 else 0.0),
-        "nll": nll[c].tolist(),
-        "exact": exact[c].astype(int).tolist(),
       }
       for c, mask in enumerate(masks)
     ]
-    self.journal.append(entries)
+    logged = [self._logged.get((entry["mask"], tuple(contexts))) for entry in entries]
+    if all(logged):  # an earlier run scored them: the same path is walked again, at the same cost
+      entries = [old | entry for old, entry in zip(logged, entries, strict=True)]
+    else:
+      nll, exact = self._forward(masks, start, rows)
+      for c, entry in enumerate(entries):
+        entry |= {"nll": nll[c].tolist(), "exact": exact[c].astype(int).tolist()}
+      self.journal.append([e for e, old in zip(entries, logged, strict=True) if old is None])
     for entry in entries:
       self._remember(entry)
     self.on_scored(self.stage, self.cost)
+
+  def _forward(self, masks: list[np.ndarray], start: int, rows: Sequence[int]):
+    padded = np.stack(masks + [masks[-1]] * (self.fold - len(masks)))
+    for r in rows:
+      self._ensure_states(r, start)
+    outputs = [
+      _score_from(
+        self._model, self._stride, self.params, self._states[r], self._rows[r], padded,
+        jnp.int32(self.window), jnp.int32(start),
+      )
+      for r in rows
+    ]
+    # Everything above is dispatched before the first result is waited for.
+    return (np.concatenate([np.asarray(o[k]) for o in outputs], axis=1) for k in (0, 1))
 
   def _remember(self, entry: dict) -> None:
     known = self._memo.setdefault(entry["mask"], {})
@@ -252,28 +276,33 @@ class Evaluator:
       known[context] = (np.asarray(nll, np.float32), np.asarray(exact, bool))
     self.cost += entry["cost"]
 
-  def _ensure_states(self, row: int, layer: int) -> float:
-    """Stores the base's hidden states up to the input of `layer`; returns the cost of doing so."""
-    depth = self._base_depth[row]
-    if depth >= layer and self._states[row] is not None:
+  def _pay_states(self, row: int, layer: int) -> float:
+    """Cost of the base's states up to the input of `layer`, charged once per base. It is kept
+    apart from what is computed, so that a resumed run, whose states are gone, takes the same
+    decisions about its budget."""
+    depth = self._paid[row]
+    if depth >= layer:
       return 0.0
-    first, last = max(depth, 0) // self._stride, layer // self._stride
+    self._paid[row] = layer
+    return self.batch / len(self.prompts) * self._layers_cost(layer - max(depth, 0) // self._stride * self._stride)
+
+  def _ensure_states(self, row: int, layer: int) -> None:
+    """Computes the base's hidden states up to the input of `layer`."""
+    depth = self._depth[row]
+    if depth >= layer:
+      return
     if self._states[row] is None:
       kept = math.ceil(self.config.num_layers / self._stride)
-      tokens = self._rows[row].tokens_BxT
       dtype = self.params["embed"]["embedding"].dtype
-      self._states[row] = jnp.zeros((kept, *tokens.shape, self.config.model_dim), dtype)
-    self._states[row] = self._extend(
-      self.params, self._states[row], self._rows[row], self._base, jnp.int32(first), jnp.int32(last)
+      self._states[row] = jnp.zeros((kept, *self._rows[row].tokens_BxT.shape, self.config.model_dim), dtype)
+    self._states[row] = _extend_states(
+      self._model, self._stride, self.params, self._states[row], self._rows[row], self._base,
+      jnp.int32(self.window), jnp.int32(max(depth, 0) // self._stride), jnp.int32(layer // self._stride),
     )
-    self._base_depth[row] = max(layer, depth)
-    return self.batch / len(self.prompts) * self._layers_cost((last - first) * self._stride)
+    self._depth[row] = layer
 
   def _layers_cost(self, layers: int) -> float:
     return layers * self._layer_flops / (self.config.num_layers * self._layer_flops + self._head_flops)
-
-  def _pass_cost(self, start: int) -> float:
-    return 1.0 - self._layers_cost(start)
 
 
 def common_prefix(a_LxG: np.ndarray, b_LxG: np.ndarray) -> int:

@@ -165,6 +165,7 @@ def family_of(values: dict, source: object = "config.json") -> tuple[Family, str
     InputError: none that is run, weights in a quantised format, or a class of another kind.
   """
   kind = values.get("model_type")
+  kind = kind if isinstance(kind, str) else repr(kind)
   known = ", ".join(FAMILIES)
   if kind in _SLIDING:
     raise InputError(
@@ -173,14 +174,14 @@ def family_of(values: dict, source: object = "config.json") -> tuple[Family, str
       f"around, and are not run. Give a model of full attention: {known}",
     )
   if kind not in FAMILIES:
-    raise InputError("--model", source, f"is of family {kind!r:.40}, which is not run; give one of: {known}")
+    raise InputError("--model", source, f"is of family {kind:.40}, which is not run; give one of: {known}")
   family = FAMILIES[kind]
-  if (found := values.get("architectures")) and family.architecture not in found:
+  if (found := values.get("architectures")) and found != [family.architecture]:
     raise InputError(
-      "--model", source, f"is a {found[0]!s:.60}, not a language model; give a {family.architecture}"
+      "--model", source, f"is of class {found!s:.60}, not a language model; give a {family.architecture}"
     )
-  if values.get("quantization_config"):
-    method = dict(values["quantization_config"]).get("quant_method")
+  if quantised := values.get("quantization_config"):
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
     raise InputError(
       "--model", source,
       f"has weights quantised by {method!s:.40}, which are not read; give the unquantised model, or a .gguf file",
@@ -196,7 +197,7 @@ def _rope(fields: _Fields, family: Family, context: int) -> dict:
   if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
     fields.faults.append(f"rope_parameters {rope!r:.60} is not one set of parameters")
     rope = {}
-  kind = rope.get("rope_type") or rope.get("type") or "default"
+  kind = str(rope.get("rope_type") or rope.get("type") or "default")
   r = _Fields({key: value for key, value in rope.items() if value is not None})
   theta = _Fields({"rope_theta": r.left.get("rope_theta", plain)})
   out = {"rope_theta": theta.get("rope_theta", float, default=family.rope_theta), "rope_scaling": None}
@@ -212,9 +213,9 @@ def _rope(fields: _Fields, family: Family, context: int) -> dict:
   scaling = {"kind": kind}
   if kind != "linear":
     # Older configs of phi's kind keep it outside; transformers prefers that one.
-    outside = fields.take("original_max_position_embeddings")
-    original = r.get("original_max_position_embeddings", default=outside or context)
-    scaling["original_context"] = outside or original
+    name = "original_max_position_embeddings"
+    original = r.get(name, default=context)
+    scaling["original_context"] = fields.get(name, default=original)
   default = context / scaling["original_context"] if kind == "yarn" else None
   scaling["factor"] = r.get("factor", float, default=default)
   if kind == "llama3":
@@ -241,7 +242,8 @@ def _attention_factor(r: _Fields, factor: float) -> float:
   def mscale(weight: float) -> float:
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-  weights = [r.left.get(name) or 0 for name in ("mscale", "mscale_all_dim")]
+  names = ("mscale", "mscale_all_dim")
+  weights = [r.get(name, float) if r.left.get(name) else 0.0 for name in names]
   usual = mscale(weights[0]) / mscale(weights[1]) if all(weights) else mscale(1.0)
   return r.get("attention_factor", float, default=usual)
 
@@ -252,7 +254,7 @@ def _nope_layers(fields: _Fields, layers: int) -> tuple[int, ...]:
   marks = fields.take("no_rope_layers")
   if marks is None:
     marks = [int((l + 1) % interval != 0) for l in range(layers)]
-  if not isinstance(marks, list) or len(marks) != layers or set(marks) - {0, 1}:
+  if not isinstance(marks, list) or len(marks) != layers or not all(mark in (0, 1) for mark in marks):
     fields.faults.append(f"no_rope_layers {marks!r:.40} is not a list of {layers} zeros and ones")
     return ()
   return tuple(l for l, mark in enumerate(marks) if not mark)
@@ -264,7 +266,7 @@ def _sliding(fields: _Fields, kind: str) -> None:
   default = 4096 if kind == "mistral" else None
   window, used = fields.left.pop("sliding_window", default), fields.take("use_sliding_window")
   types = fields.take("layer_types")
-  by_type = types is not None and types != ["full_attention"] * len(types)
+  by_type = types is not None and not (isinstance(types, list) and set(map(str, types)) <= {"full_attention"})
   if by_type or used or (kind == "mistral" and window is not None):
     fields.faults.append(
       f"its own sliding window ({f'sliding_window {window}' if window else 'layer_types'}) would change what head masks mean"

@@ -172,6 +172,8 @@ def _read_header(cursor: _Cursor) -> tuple[dict[str, object], dict[str, Tensor]]
   return fields, tensors
 
 
+# Architectures of the common decoder, and what each adds to it.
+_ARCHITECTURES = {"llama": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}
 # Keys of the architecture that `config_of` reads or that change nothing. Any other one is refused:
 # it may stand for a feature that would be ignored here without a word.
 _HARMLESS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
@@ -188,23 +190,23 @@ def config_of(file: GGUFFile) -> ModelConfig:
   """The architecture a GGUF file describes.
 
   Raises:
-    InputError: another architecture than llama, or fields that are missing, impossible, or ask
+    InputError: an architecture that is not read, or fields that are missing, impossible, or ask
       for a feature that would change results and is not implemented; all of them named at once.
   """
   fields, faults = dict(file.fields), []
   architecture = fields.get("general.architecture")
-  if architecture != "llama":
+  if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
     raise InputError(
       "--model",
       file.path,
-      f"is of architecture {architecture!r:.40}, and only 'llama' is read from GGUF files; "
-      "give another model",
+      f"is of architecture {architecture!r:.40}, and only {', '.join(_ARCHITECTURES)} are read from "
+      "GGUF files; give another model, or a Hugging Face folder",
     )
 
   def get(key, default=None, kind=int):
-    value = fields.pop(f"llama.{key}", default)
+    value = fields.pop(f"{architecture}.{key}", default)
     if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value < math.inf:
-      faults.append(f"llama.{key} is {'missing' if value is None else f'{value!r:.40}'}")
+      faults.append(f"{architecture}.{key} is {'missing' if value is None else f'{value!r:.40}'}")
       return kind(1)
     return value
 
@@ -224,13 +226,14 @@ def config_of(file: GGUFFile) -> ModelConfig:
     # Written as float32: 9.99999974e-06 was 1e-05, and is again.
     "norm_eps": float(f"{get('attention.layer_norm_rms_epsilon', kind=float):.6g}"),
     "tied_head": "output.weight" not in file.tensors,
+    **_ARCHITECTURES[architecture],
   }
   for key in ("attention.value_length", "rope.dimension_count"):
-    if (size := fields.pop(f"llama.{key}", head_dim)) != head_dim:
-      faults.append(f"llama.{key} {size} differs from the head size {head_dim}")
+    if (size := fields.pop(f"{architecture}.{key}", head_dim)) != head_dim:
+      faults.append(f"{architecture}.{key} {size} differs from the head size {head_dim}")
   for key, value in fields.items():
     prefix, _, name = key.partition(".")
-    if prefix == "llama" and name not in _HARMLESS and value not in _NEUTRAL.get(name, ()):
+    if prefix == architecture and name not in _HARMLESS and value not in _NEUTRAL.get(name, ()):
       faults.append(f"{key} {value!r:.40} is not supported")
   if "rope_freqs.weight" in file.tensors:
     faults.append("rope_freqs.weight (scaled rotary frequencies) is not supported")
@@ -258,17 +261,20 @@ def _half_rotation(w_OxD: np.ndarray, heads: int) -> np.ndarray:
   return w_OxD.reshape(heads, out // heads // 2, 2, width).swapaxes(1, 2).reshape(out, width)
 
 
-def _table(c: ModelConfig) -> list[tuple[str, tuple[int, ...], str, tuple[int, ...], object]]:
+def _table(
+  c: ModelConfig, interleaved: bool
+) -> list[tuple[str, tuple[int, ...], str, tuple[int, ...], object]]:
   """(GGUF name as a regex, stored shape, parameter path, shape of one layer, transform).
 
   The transform takes what is stored, `[out, in]`, to something that reshapes to a layer's shape.
+  `interleaved`: rows of q and k stand in ggml's rotary order, as in every file of type llama.
   """
   V, D, F, K = c.vocab_size, c.model_dim, c.ffn_dim, c.head_dim
   H, G = c.num_heads, c.num_groups
   same, transposed, layer = np.asarray, np.transpose, r"blk\.(\d+)\."
 
   def rotary(heads):
-    return lambda w: _half_rotation(w, heads).T
+    return (lambda w: _half_rotation(w, heads).T) if interleaved else transposed
 
   rows = [
     (r"token_embd\.weight", (V, D), "embed/embedding", (V, D), same),
@@ -283,6 +289,13 @@ def _table(c: ModelConfig) -> list[tuple[str, tuple[int, ...], str, tuple[int, .
     (layer + r"ffn_up\.weight", (F, D), "layers/mlp/up/kernel", (D, F), transposed),
     (layer + r"ffn_down\.weight", (D, F), "layers/mlp/down/kernel", (F, D), transposed),
   ]
+  for name, heads in (("q", H), ("k", G), ("v", G)):
+    if c.qkv_bias:
+      target = f"layers/attn/{name}/bias"
+      rows.append((layer + rf"attn_{name}\.bias", (heads * K,), target, (heads, K), same))
+    if c.qk_norm and name != "v":
+      target = f"layers/attn/{name}_norm/scale"
+      rows.append((layer + rf"attn_{name}_norm\.weight", (K,), target, (K,), same))
   if not c.tied_head:
     rows.append((r"output\.weight", (V, D), "head/kernel", (D, V), transposed))
   return rows
@@ -300,7 +313,7 @@ def load_params(file: GGUFFile, config: ModelConfig, dtype=jnp.float32) -> dict:
     InputError: tensors missing, unexpected, mis-shaped or of an unknown format; all of them named
       at once, before any weight is read.
   """
-  table = _table(config)
+  table = _table(config, interleaved=file.fields["general.architecture"] == "llama")
   _check_tensors(file, config, table)
   params = {}
   with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -354,13 +367,13 @@ def _check_tensors(file: GGUFFile, config: ModelConfig, table: list) -> None:
     raise InputError(
       "--model",
       file.path,
-      f"does not hold the tensors of a Llama model: {_list(faults)}; "
+      f"does not hold the tensors of its model: {_list(faults)}; "
       "fetch the file again or give another model",
     )
 
 
 def load_gguf(path: str | os.PathLike, dtype=jnp.float32) -> tuple[ModelConfig, dict]:
-  """Configuration and parameters of a Llama-type model in a GGUF file.
+  """Configuration and parameters of a model in a GGUF file.
 
   Args:
     path: the file, in any quantisation format that the `gguf` package reads.

@@ -10,12 +10,27 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 import tokenizers
-from tokenizers import decoders, pre_tokenizers
+from tokenizers import decoders, normalizers, pre_tokenizers
 
 from models.errors import InputError
 from models.gguf_loader import GGUFFile, open_gguf
 
 _CONTROL, _USER_DEFINED = 3, 4  # ggml's token types
+# How each kind of GGUF tokenizer splits text before the merges.
+_QWEN2_WORDS = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+  r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPLITTERS = {
+  "gpt2/smollm": [
+    pre_tokenizers.Digits(individual_digits=True),
+    pre_tokenizers.ByteLevel(add_prefix_space=False),
+  ],
+  "gpt2/qwen2": [
+    pre_tokenizers.Split(tokenizers.Regex(_QWEN2_WORDS), behavior="isolated"),
+    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+  ],
+}
 _FILES, _TEMPLATE = ("tokenizer.json", "tokenizer_config.json"), "chat_template.jinja"
 
 
@@ -45,8 +60,8 @@ class Tokenizer:
   def from_gguf(cls, file: GGUFFile | str | os.PathLike) -> "Tokenizer":
     """The tokenizer in a GGUF file's metadata.
 
-    Ids equal those of Hugging Face's reader, but for numerals other than 0-9: that reader does not
-    split them one by one, as this kind of tokenizer does.
+    Ids equal those of Hugging Face's tokenizers of SmolLM2, Qwen2 and Qwen3 (its GGUF reader
+    differs for numerals other than 0-9, which it does not split one by one).
 
     Args:
       file: an opened file or its path.
@@ -57,16 +72,16 @@ class Tokenizer:
     file = file if isinstance(file, GGUFFile) else open_gguf(file)
     get = file.fields.get
     kind = f"{get('tokenizer.ggml.model')}/{get('tokenizer.ggml.pre')}"
-    if kind != "gpt2/smollm":
+    if kind not in _SPLITTERS:
       raise InputError(
         "--model",
         file.path,
-        f"has a tokenizer of kind {kind!r:.60}, and only gpt2/smollm is verified in GGUF files; "
-        "give another model",
+        f"has a tokenizer of kind {kind!r:.60}, and only {' and '.join(_SPLITTERS)} are verified in "
+        "GGUF files; give another model, or a Hugging Face folder",
       )
     tokens, types = get("tokenizer.ggml.tokens"), get("tokenizer.ggml.token_type")
     try:
-      backend = _byte_level_bpe(tokens, types, get("tokenizer.ggml.merges"))
+      backend = _byte_level_bpe(kind, tokens, types, get("tokenizer.ggml.merges"))
       ids = [get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")]
       template = get("tokenizer.chat_template")
       if not all(i is None or 0 <= i < len(tokens) for i in ids):
@@ -182,17 +197,16 @@ class Tokenizer:
     return prompt + lead
 
 
-def _byte_level_bpe(tokens: list[str], types: list[int], merges: list[str]) -> tokenizers.Tokenizer:
+def _byte_level_bpe(
+  kind: str, tokens: list[str], types: list[int], merges: list[str]
+) -> tokenizers.Tokenizer:
   """GPT-2's byte-level BPE with every digit a token of its own."""
   vocab = {token: i for i, token in enumerate(tokens)}
   pairs = [tuple(merge.split(" ")) for merge in merges]
   backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, pairs))
-  backend.pre_tokenizer = pre_tokenizers.Sequence(
-    [
-      pre_tokenizers.Digits(individual_digits=True),
-      pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ]
-  )
+  backend.pre_tokenizer = pre_tokenizers.Sequence(_SPLITTERS[kind])
+  if kind == "gpt2/qwen2":
+    backend.normalizer = normalizers.NFC()
   backend.decoder = decoders.ByteLevel()
   added = [
     tokenizers.AddedToken(token, special=kind == _CONTROL, normalized=False)

@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bosch_jax import stages
-from bosch_jax.evaluator import Scores
+from bosch_jax.evaluator import Evaluator, Scores
+from bosch_jax.journal import Journal
 from bosch_jax.settings import SearchOptions, SelectSettings
 from models.config import ModelConfig
 from models.windows import num_local_for
+from tests.bosch_jax.tiny import CONFIG, tiny_params, tiny_prompts
 
 
 class PlantedEvaluator:
@@ -127,3 +129,26 @@ def test_accuracy_can_be_the_score():
   chosen = dataclasses.replace(SelectSettings(), score="accuracy")
   search = stages.Search(evaluator, chosen, 9)
   assert search.objective.full == 1.0 and search.objective.all_local == 0.0
+
+
+@pytest.mark.parametrize("budget", [14, 22])
+def test_a_search_killed_after_any_line_resumes_to_the_same_mask_and_journal(tmp_path, budget):
+  """On a real (tiny) model, with a budget that ends the search early."""
+  chosen = SelectSettings(ratio=0.5, budget=budget)
+  params, prompts = tiny_params(), tiny_prompts(contexts=4)
+
+  def search(resume):
+    journal = Journal(tmp_path / "journal.jsonl", {}, resume)
+    evaluator = Evaluator(CONFIG, params, prompts, 6, journal=journal)
+    found = stages.Search(evaluator, chosen, 6)
+    assigned = stages.assign_ratios(found, stages.layer_importance(found))
+    mask, _ = stages.select_heads(found, assigned)
+    journal.close()
+    return mask.tolist(), evaluator.cost, (tmp_path / "journal.jsonl").read_text()
+
+  whole = search(resume=False)
+  assert whole[1] > budget  # the budget did decide when to stop
+  lines = whole[2].splitlines(keepends=True)
+  for kept in range(1, len(lines), 5):
+    (tmp_path / "journal.jsonl").write_text("".join(lines[:kept]) + lines[kept][: kept % 40])
+    assert search(resume=True) == whole, kept

@@ -67,7 +67,8 @@ def load(folder, dtype=jnp.float32) -> tuple[ModelConfig, dict]:
 
 @functools.cache
 def _apply(config: ModelConfig):
-  return jax.jit(Transformer(config).apply)
+  # Compiled once for one short text: unoptimised code is quicker in all.
+  return jax.jit(Transformer(config).apply, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def logits(config: ModelConfig, params: dict, ids_BxT: np.ndarray, positions_BxT=None) -> np.ndarray:
