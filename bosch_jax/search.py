@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from bosch_jax import stages
+from bosch_jax import paper, stages
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.progress import SearchProgress
 from bosch_jax.settings import SelectSettings
@@ -56,12 +56,13 @@ def search(evaluator: Evaluator, settings: SelectSettings, progress: SearchProgr
     mask, cost = np.full(s.shape, num_local > 0), np.zeros(s.shape)
     weights = np.zeros(len(mask))
   else:
-    importance = stages.layer_importance(s)
-    note("1", "layer importance: a cascade of group probes from the top layer down", importance.cascade)
-    assigned = stages.assign_ratios(s, importance)
+    recipe = paper if settings.search.recipe == "paper" else stages
+    importance = recipe.layer_importance(s)
+    note("1", "layer importance: a cascade from the top layer down", importance.cascade)
+    assigned = recipe.assign_ratios(s, importance)
     note("2", "adaptive ratios: layer weights to buckets to the exact budget", assigned.mask)
-    mask, groups = stages.select_heads(s, assigned)
-    note("3", f"grouped head selection: {groups} groups of layers, then exchanges between layers", mask)
+    mask, groups = recipe.select_heads(s, assigned)
+    note("3", f"grouped head selection: {groups} groups of layers", mask)
     cost, weights = assigned.cost_LxG, assigned.weight_L
   return Found(
     HeadMask(mask),

@@ -15,8 +15,12 @@ from models.windows import num_local_for
 class SearchOptions:
   """Figures of the search that the paper leaves open."""
 
+  recipe: Literal["default", "paper"] = "default"
+  """The three stages with our ingredients, or literally as the paper states them."""
   alpha: float = 1.0
   """Weight of the penalty for missing the ratio."""
+  layer_budget: int = 16
+  """Masks per layer in the paper's stage 1: all choices where they are fewer, else a swap search."""
   screen: float = 0.25
   """Share of the calibration contexts that candidates are screened on (stages 1 and 3)."""
   tolerance: float = 0.02
@@ -44,7 +48,7 @@ class SearchOptions:
     for field in ("screen", "assign_share", "assign_budget"):
       if not 0 < getattr(self, field) <= 1:
         raise InputError(_flag("search." + field), getattr(self, field), "must be a share above 0, up to 1; use for example 0.25")
-    for field in ("assign_batch", "group_size", "swap_batch", "patience", "exchange_patience"):
+    for field in ("layer_budget", "assign_batch", "group_size", "swap_batch", "patience", "exchange_patience"):
       if getattr(self, field) < 1:
         raise InputError(_flag("search." + field), getattr(self, field), "must be a positive integer; use 1 or more")
     for field in ("alpha", "tolerance", "slack", "cap"):

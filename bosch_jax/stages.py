@@ -258,5 +258,5 @@ def with_local(z: np.ndarray, layer: int, groups) -> np.ndarray:
 def with_rows(z: np.ndarray, layers: np.ndarray, rows: np.ndarray) -> np.ndarray:
   """A copy of z with these layers replaced by the concatenated rows."""
   z = z.copy()
-  z[layers] = rows.reshape(len(layers), -1)
+  z[layers] = rows.reshape(len(layers), z.shape[1])
   return z

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bosch_jax import stages
+from bosch_jax import paper, stages
 from bosch_jax.evaluator import Evaluator, Scores
 from bosch_jax.journal import Journal
 from bosch_jax.settings import SearchOptions, SelectSettings
@@ -50,25 +50,28 @@ class PlantedEvaluator:
     return Scores(nll, nll < 0.2)
 
 
-def run(evaluator, ratio, **options):
+def run(evaluator, ratio, recipe=stages, **options):
   options = {"budget": 200, **options}
   chosen = SelectSettings(ratio=ratio, budget=options.pop("budget"), search=SearchOptions(**options))
   k = num_local_for(ratio, evaluator.config.total_groups)
   search = stages.Search(evaluator, chosen, k)
-  importance = stages.layer_importance(search)
-  assigned = stages.assign_ratios(search, importance)
-  mask, _ = stages.select_heads(search, assigned)
+  importance = recipe.layer_importance(search)
+  assigned = recipe.assign_ratios(search, importance)
+  mask, _ = recipe.select_heads(search, assigned)
   return search, importance, assigned, mask
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(2, 8), st.integers(1, 5), st.sampled_from([0.25, 0.5, 0.75, 0.875]), st.integers(0, 99))
-def test_the_number_of_local_groups_is_always_exact(layers, groups, ratio, seed):
+@given(
+  st.sampled_from([stages, paper]), st.integers(2, 8), st.integers(1, 7),
+  st.sampled_from([0.25, 0.5, 0.75, 0.875]), st.integers(0, 99),
+)
+def test_the_number_of_local_groups_is_always_exact(recipe, layers, groups, ratio, seed):
   k = num_local_for(ratio, layers * groups)
   if not 0 < k < layers * groups:
     return
   evaluator = PlantedEvaluator(layers, groups, seed, pairs=min(2, layers * groups - 1))
-  search, importance, assigned, mask = run(evaluator, ratio)
+  search, importance, assigned, mask = run(evaluator, ratio, recipe)
   assert assigned.mask.sum() == mask.sum() == k
   assert ((assigned.weight_L >= 0) & (assigned.weight_L <= 1)).all()
   assert search.loss([mask])[0] <= search.loss([assigned.mask])[0]
@@ -152,3 +155,18 @@ def test_a_search_killed_after_any_line_resumes_to_the_same_mask_and_journal(tmp
   for kept in range(1, len(lines), 5):
     (tmp_path / "journal.jsonl").write_text("".join(lines[:kept]) + lines[kept][: kept % 40])
     assert search(resume=True) == whole, kept
+
+
+def test_the_papers_stage_one_tries_every_choice_and_keeps_the_cascade():
+  evaluator = PlantedEvaluator(5, 4, seed=6, pairs=0)
+  search, importance, _, _ = run(evaluator, 0.5, paper)
+  np.testing.assert_array_equal(importance.cascade.sum(1), 2)
+  cheapest = np.sort(np.argsort(evaluator.cost_of.reshape(5, 4), axis=1)[:, :2], axis=1)
+  np.testing.assert_array_equal(np.nonzero(importance.cascade)[1].reshape(5, 2), cheapest)
+  assert (np.diff(importance.best_L) <= 0).all()  # top down, the drop only grows
+
+
+def test_the_papers_buckets_give_hard_layers_fewer_local_groups():
+  search, *_ = run(PlantedEvaluator(4, 4, seed=7, pairs=0), 0.5, paper)
+  hard_first = stages.Importance(np.zeros((4, 4)), np.array([1.0, 0.5, 0.3, 0.0]), np.zeros((4, 4), bool))
+  assert paper.assign_ratios(search, hard_first).mask.sum(1).tolist() == [0, 1, 3, 4]

@@ -1,0 +1,126 @@
+"""GGUF files of Qwen2 and Qwen3 against Hugging Face torch: names, no permutation, biases, norms."""
+
+import gguf
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers, trainers
+
+from models import registry
+from models.errors import InputError
+from models.tokenizer import Tokenizer
+from tests.models.conftest import SPECIALS, TEMPLATE
+from tests.models.hf_tiny import hf_logits, hf_model, load, logits, random_ids, transformers
+from tests.models.tokenizer_test import TEXTS
+
+VOCAB = 331
+QUANTISED = {"F32": 1e-4, "Q8_0": 0.2}
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+  """Tokens and merges of a byte-level BPE trained on the texts of tokenizer_test."""
+  backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+  backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  trainer = trainers.BpeTrainer(
+    vocab_size=VOCAB, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=SPECIALS, show_progress=False
+  )
+  backend.train_from_iterator(TEXTS * 3, trainer)
+  vocab = backend.get_vocab()
+  import json
+
+  merges = [tuple(m) for m in json.loads(backend.to_str())["model"]["merges"]]
+  return sorted(vocab, key=vocab.get), merges
+
+
+def write_gguf(path, model, family, vocabulary, kind="F32", pre="qwen2", drop=()):
+  """A Hugging Face model as llama.cpp's converter writes it; tensor names by the gguf package."""
+  c, (tokens, merges) = model.config, vocabulary
+  writer = gguf.GGUFWriter(path, family)
+  writer.add_block_count(c.num_hidden_layers)
+  writer.add_context_length(c.max_position_embeddings)
+  writer.add_embedding_length(c.hidden_size)
+  writer.add_feed_forward_length(c.intermediate_size)
+  writer.add_head_count(c.num_attention_heads)
+  writer.add_head_count_kv(c.num_key_value_heads)
+  if family == "qwen3":
+    writer.add_key_length(c.head_dim)
+    writer.add_value_length(c.head_dim)
+  writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+  writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+  writer.add_tokenizer_model("gpt2")
+  writer.add_tokenizer_pre(pre)
+  writer.add_token_list(tokens)
+  writer.add_token_types([3 if token in SPECIALS else 1 for token in tokens])
+  writer.add_token_merges([" ".join(merge) for merge in merges])
+  writer.add_eos_token_id(2)
+  writer.add_chat_template(TEMPLATE)
+  names = gguf.get_tensor_name_map({"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}[family], 2)
+  for name, p in model.named_parameters():
+    target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    value = p.detach().numpy()
+    chosen = gguf.GGMLQuantizationType[kind if value.ndim > 1 else "F32"]
+    if target not in drop:
+      writer.add_tensor(target, gguf.quants.quantize(value, chosen), raw_dtype=chosen)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen3"])
+def model(request):
+  """hidden_size 64 and intermediate_size 96: whole blocks of 32 for Q8_0."""
+  changes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": VOCAB}
+  if request.param == "qwen3":
+    changes["head_dim"] = 32  # times 4 heads is not the width
+  return request.param, hf_model(request.param, tie_word_embeddings=request.param == "qwen3", **changes)
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_logits(tmp_path, model, vocabulary, kind):
+  family, torch_model = model
+  write_gguf(tmp_path / "m.gguf", torch_model, family, vocabulary, kind)
+  loaded = registry.load(str(tmp_path / "m.gguf"))
+  assert (loaded.config.qk_norm, loaded.config.qkv_bias) == (family == "qwen3", family == "qwen2")
+  torch_model.save_pretrained(tmp_path / "hf")
+  config, params = load(tmp_path / "hf")
+  assert loaded.config == config and loaded.config.fingerprint == config.fingerprint
+  ids = random_ids(40)
+  ours, theirs = logits(loaded.config, loaded.params, ids), hf_logits(torch_model, ids)
+  np.testing.assert_allclose(ours, theirs, rtol=0, atol=QUANTISED[kind] * np.abs(theirs).max())
+  if kind == "F32":
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    import jax
+
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
+
+
+def test_a_bias_or_norm_that_is_missing(tmp_path, model, vocabulary):
+  family, torch_model = model
+  name = {"qwen2": "blk.0.attn_k.bias", "qwen3": "blk.1.attn_k_norm.weight"}[family]
+  write_gguf(tmp_path / "m.gguf", torch_model, family, vocabulary, drop=(name,))
+  with pytest.raises(InputError, match=f"{name} is missing"):
+    registry.load(str(tmp_path / "m.gguf"))
+
+
+def test_ids_equal_hugging_face(tmp_path, model, vocabulary):
+  family, torch_model = model
+  write_gguf(tmp_path / "m.gguf", torch_model, family, vocabulary)
+  ours = Tokenizer.from_gguf(tmp_path / "m.gguf")
+  tokens, merges = vocabulary
+  theirs = transformers.Qwen2Tokenizer(
+    vocab={t: i for i, t in enumerate(tokens)}, merges=merges, additional_special_tokens=SPECIALS
+  )
+  assert ours.vocab_size == len(tokens)
+  for text in TEXTS:
+    assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
+
+  @settings(max_examples=150, deadline=None)
+  @given(st.text(max_size=60))
+  def any_text(text):
+    assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
+
+  any_text()
