@@ -37,7 +37,9 @@ class InfoSettings:
     if self.window < 1:
       raise InputError("--window", self.window, "must be a positive integer; use 1 or more")
     if self.context < 0:
-      raise InputError("--context", self.context, "must be positive; leave it out for the model's own")
+      raise InputError(
+        "--context", self.context, "must be positive; leave it out for the model's own"
+      )
 
 
 def models_command(settings: ModelsSettings) -> None:
@@ -80,7 +82,9 @@ def facts(config: ModelConfig, settings: InfoSettings) -> dict[str, str]:
 
   c, tokens = config, settings.context or config.context
   if tokens > c.context:
-    raise InputError("--context", tokens, f"is beyond this model's {c.context} tokens; use at most that")
+    raise InputError(
+      "--context", tokens, f"is beyond this model's {c.context} tokens; use at most that"
+    )
   local = num_local_for(settings.ratio, c.total_groups)
   full_bytes = c.kv_bytes(tokens)
   kept = min(tokens, settings.window)
@@ -115,9 +119,8 @@ def facts(config: ModelConfig, settings: InfoSettings) -> dict[str, str]:
   return rows | {
     "parameters": _count(total) + (f", {_count(active)} of them active" if c.num_experts else ""),
     "KV cache": f"{c.kv_bytes(1) / 1000:g} kB a token, {_bytes(full_bytes)} at {tokens} tokens (bf16)",
-    f"at ratio {settings.ratio:g}, window {settings.window}":
-      f"{local} of {c.total_groups} groups local, {_bytes(hybrid_bytes)}: saves "
-      f"{100 * (1 - hybrid_bytes / full_bytes):.1f}%",
+    f"at ratio {settings.ratio:g}, window {settings.window}": f"{local} of {c.total_groups} groups local, {_bytes(hybrid_bytes)}: saves "
+    f"{100 * (1 - hybrid_bytes / full_bytes):.1f}%",
     "fingerprint": c.fingerprint,
   }
 

@@ -152,7 +152,10 @@ def write_outputs(folder: pathlib.Path, config: ModelConfig, found: Found, resul
   found.mask.save(
     folder / "mask.json", config,
     **{name: result[name] for name in ("model", "window", "sinks", "target_ratio", "method", "seed")},
-    scores={name: {k: v for k, v in result["held_out"][name].items()} for name in ("full", "all_local", "mask")},
+    scores={
+      name: {field: round(value, 5) for field, value in result["held_out"][name].items()}
+      for name in ("full", "all_local", "mask")
+    },
   )
   weights = np.array([layer["weight"] for layer in found.layers])
   report.draw_mask(

@@ -45,7 +45,9 @@ class RopeScaling:
     if not self.factor >= 1:
       raise ValueError(f"rope scaling factor {self.factor} must be 1 or more")
     if self.kind != "linear" and self.original_context < 1:
-      raise ValueError(f"rope scaling {self.kind} needs the original context, got {self.original_context}")
+      raise ValueError(
+        f"rope scaling {self.kind} needs the original context, got {self.original_context}"
+      )
     if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
       raise ValueError(
         f"rope scaling low_freq_factor {self.low_freq_factor} must be below high_freq_factor {self.high_freq_factor}"
@@ -100,14 +102,20 @@ class ModelConfig:
 
   def __post_init__(self):
     if self.num_heads % self.num_groups:
-      raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_groups {self.num_groups}")
+      raise ValueError(
+        f"num_heads {self.num_heads} is not a multiple of num_groups {self.num_groups}"
+      )
     if self.head_dim % 2:
       raise ValueError(f"head_dim {self.head_dim} must be even for rotary embedding")
     if list(self.nope_layers) != sorted({l for l in self.nope_layers if 0 <= l < self.num_layers}):
-      raise ValueError(f"nope_layers {self.nope_layers} must be rising layer numbers below {self.num_layers}")
+      raise ValueError(
+        f"nope_layers {self.nope_layers} must be rising layer numbers below {self.num_layers}"
+      )
     if self.num_experts:
       if not 1 <= self.experts_per_token <= self.num_experts:
-        raise ValueError(f"experts_per_token {self.experts_per_token} must be 1 to num_experts {self.num_experts}")
+        raise ValueError(
+          f"experts_per_token {self.experts_per_token} must be 1 to num_experts {self.num_experts}"
+        )
       if self.moe_ffn_dim < 1:
         raise ValueError(f"moe_ffn_dim {self.moe_ffn_dim} must be positive")
     elif self.experts_per_token or self.moe_ffn_dim or self.norm_topk_prob:

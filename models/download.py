@@ -88,10 +88,14 @@ def hub_folder(model: str, weights: bool = True) -> pathlib.Path:
   try:
     return pathlib.Path(huggingface_hub.snapshot_download(model, allow_patterns=patterns))
   except GatedRepoError:
-    reason = "asks for its licence to be accepted on huggingface.co; do that, then run `hf auth login`"
+    reason = (
+      "asks for its licence to be accepted on huggingface.co; do that, then run `hf auth login`"
+    )
   except RepositoryNotFoundError:
     reason = "is not a model of huggingface.co that you may see; check the spelling, or run `hf auth login`"
-  except Exception as error:  # requests, httpx, the hub's own and the file system's: all mean "not had"
+  except (
+    Exception
+  ) as error:  # requests, httpx, the hub's own and the file system's: all mean "not had"
     reason = (
       f"is neither in the Hugging Face cache nor can it be fetched ({type(error).__name__}); run "
       f"`hf download {model}` where huggingface.co is in reach and copy the folder"

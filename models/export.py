@@ -52,11 +52,17 @@ def save_folder(
   tensors = _tensors(config, params)
   dtypes = {dtype for _, _, dtype, _ in tensors}
   if unknown := dtypes - set(safetensors_file.DTYPES.values()):
-    raise InputError("export", "", f"parameters of dtype {listed_names(unknown)} cannot be written; convert them first")
+    raise InputError(
+      "export",
+      "",
+      f"parameters of dtype {listed_names(unknown)} cannot be written; convert them first",
+    )
   dtype = listed_names({np.dtype(params["embed"]["embedding"].dtype)})
   values = families.config_to_hf(config, dtype) | (extra or {})
   if tokenizer is not None:
-    values |= {f"{name}_token_id": i for name, i in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id))}
+    values |= {
+      f"{name}_token_id": i for name, i in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id))
+    }
   shards = _shards(tensors, shard_bytes)
   try:
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +78,9 @@ def save_folder(
       tokenizer.save(folder)
     write_json(folder / "config.json", values)  # last: its presence means the folder is complete
   except OSError as error:
-    raise InputError("export folder", folder, f"cannot be written ({error.strerror}); give another") from None
+    raise InputError(
+      "export folder", folder, f"cannot be written ({error.strerror}); give another"
+    ) from None
   return folder
 
 
@@ -83,11 +91,14 @@ def listed_names(dtypes: set) -> str:
 def _tensors(config: ModelConfig, params: dict) -> list:
   """(name, shape, dtype, maker) of every tensor, in the table's order."""
   leaves = {
-    "/".join(key.key for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    "/".join(key.key for key in path): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
   }
   rows = hf_table.table(config)
   if wrong := leaves.keys() ^ {row.target for row in rows}:
-    raise ValueError(f"parameters that the config does not have, or that are missing: {sorted(wrong)}")
+    raise ValueError(
+      f"parameters that the config does not have, or that are missing: {sorted(wrong)}"
+    )
   tensors = []
   for row in rows:
     leaf = leaves[row.target]

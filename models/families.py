@@ -48,7 +48,10 @@ FAMILIES = {
 }
 
 # Families whose own design has sliding layers: head masks mean something else there.
-_SLIDING = {"gemma2", "gemma3", "gemma3_text", "gemma3n", "gpt_oss", "cohere2", "olmo3", "ministral", "llama4", "llama4_text"}
+_SLIDING = {
+  "gemma2", "gemma3", "gemma3_text", "gemma3n", "gpt_oss", "cohere2", "olmo3", "ministral", "llama4",
+  "llama4_text",
+}  # fmt: skip
 
 _HARMLESS = {
   "architectures", "model_type", "transformers_version", "transformers.js_config", "torch_dtype", "dtype",
@@ -112,7 +115,9 @@ def config_from_hf(values: dict, source: object = "config.json") -> ModelConfig:
   """
   family, kind = family_of(values, source)
   fields = _Fields(values)
-  heads, dim, layers = (fields.get(k) for k in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
+  heads, dim, layers = (
+    fields.get(k) for k in ("num_attention_heads", "hidden_size", "num_hidden_layers")
+  )
   found = {
     "vocab_size": fields.get("vocab_size"),
     "num_layers": layers,
@@ -146,7 +151,11 @@ def config_from_hf(values: dict, source: object = "config.json") -> ModelConfig:
     if name in _HARMLESS or name.startswith("_") or value in _NEUTRAL.get(name, ()):
       continue
     if not _is_empty(value):
-      known = "is not supported" if name in _NEUTRAL or "bias" in name else "is not known, and may change results"
+      known = (
+        "is not supported"
+        if name in _NEUTRAL or "bias" in name
+        else "is not known, and may change results"
+      )
       fields.faults.append(f"{name} {value!r:.40} {known}")
   if not fields.faults:
     try:
@@ -154,7 +163,9 @@ def config_from_hf(values: dict, source: object = "config.json") -> ModelConfig:
     except ValueError as error:
       fields.faults.append(str(error))
   raise InputError(
-    "--model", source, f"describes a model that cannot be run: {listed(fields.faults)}; give another model"
+    "--model",
+    source,
+    f"describes a model that cannot be run: {listed(fields.faults)}; give another model",
   )
 
 
@@ -169,21 +180,27 @@ def family_of(values: dict, source: object = "config.json") -> tuple[Family, str
   known = ", ".join(FAMILIES)
   if kind in _SLIDING:
     raise InputError(
-      "--model", source,
+      "--model",
+      source,
       f"is of family {kind}, which has sliding-window layers of its own; they would have to be searched "
       f"around, and are not run. Give a model of full attention: {known}",
     )
   if kind not in FAMILIES:
-    raise InputError("--model", source, f"is of family {kind:.40}, which is not run; give one of: {known}")
+    raise InputError(
+      "--model", source, f"is of family {kind:.40}, which is not run; give one of: {known}"
+    )
   family = FAMILIES[kind]
   if (found := values.get("architectures")) and found != [family.architecture]:
     raise InputError(
-      "--model", source, f"is of class {found!s:.60}, not a language model; give a {family.architecture}"
+      "--model",
+      source,
+      f"is of class {found!s:.60}, not a language model; give a {family.architecture}",
     )
   if quantised := values.get("quantization_config"):
     method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
     raise InputError(
-      "--model", source,
+      "--model",
+      source,
       f"has weights quantised by {method!s:.40}, which are not read; give the unquantised model, or a .gguf file",
     )
   return family, kind
@@ -200,14 +217,21 @@ def _rope(fields: _Fields, family: Family, context: int) -> dict:
   kind = str(rope.get("rope_type") or rope.get("type") or "default")
   r = _Fields({key: value for key, value in rope.items() if value is not None})
   theta = _Fields({"rope_theta": r.left.get("rope_theta", plain)})
-  out = {"rope_theta": theta.get("rope_theta", float, default=family.rope_theta), "rope_scaling": None}
+  out = {
+    "rope_theta": theta.get("rope_theta", float, default=family.rope_theta),
+    "rope_scaling": None,
+  }
   fields.faults += theta.faults
   if kind not in _ROPE_FIELDS:
-    fields.faults.append(f"rope_scaling of type {kind!r:.40} is not supported (linear, llama3 and yarn are)")
+    fields.faults.append(
+      f"rope_scaling of type {kind!r:.40} is not supported (linear, llama3 and yarn are)"
+    )
     return out
   for name in r.left.keys() - _ROPE_FIELDS[kind] - _ROPE_HARMLESS:
     if (name, r.left[name]) != ("partial_rotary_factor", 1):
-      fields.faults.append(f"{name} {r.left[name]!r:.40} in rope_scaling is not known, and may change results")
+      fields.faults.append(
+        f"{name} {r.left[name]!r:.40} in rope_scaling is not known, and may change results"
+      )
   if kind == "default":
     return out
   scaling = {"kind": kind}
@@ -254,7 +278,9 @@ def _nope_layers(fields: _Fields, layers: int) -> tuple[int, ...]:
   marks = fields.take("no_rope_layers")
   if marks is None:
     marks = [int((l + 1) % interval != 0) for l in range(layers)]
-  if not isinstance(marks, list) or len(marks) != layers or not all(mark in (0, 1) for mark in marks):
+  if (
+    not isinstance(marks, list) or len(marks) != layers or not all(mark in (0, 1) for mark in marks)
+  ):
     fields.faults.append(f"no_rope_layers {marks!r:.40} is not a list of {layers} zeros and ones")
     return ()
   return tuple(l for l, mark in enumerate(marks) if not mark)
@@ -266,7 +292,9 @@ def _sliding(fields: _Fields, kind: str) -> None:
   default = 4096 if kind == "mistral" else None
   window, used = fields.left.pop("sliding_window", default), fields.take("use_sliding_window")
   types = fields.take("layer_types")
-  by_type = types is not None and not (isinstance(types, list) and set(map(str, types)) <= {"full_attention"})
+  by_type = types is not None and not (
+    isinstance(types, list) and set(map(str, types)) <= {"full_attention"}
+  )
   if by_type or used or (kind == "mistral" and window is not None):
     fields.faults.append(
       f"its own sliding window ({f'sliding_window {window}' if window else 'layer_types'}) would change what head masks mean"
@@ -295,7 +323,9 @@ def read_config(folder: pathlib.Path) -> dict:
     values = json.loads(path.read_text("utf-8"))
   except OSError as error:
     raise InputError(
-      "--model", folder, f"has no readable config.json ({error.strerror}); give a Hugging Face folder or a .gguf file"
+      "--model",
+      folder,
+      f"has no readable config.json ({error.strerror}); give a Hugging Face folder or a .gguf file",
     ) from None
   except ValueError:
     values = None

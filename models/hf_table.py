@@ -67,7 +67,13 @@ def table(c: ModelConfig) -> list[Row]:
   for name, heads in (("q", H), ("k", G), ("v", G)):
     layer(rf"self_attn\.{name}_proj\.weight", (heads * K, D), f"attn/{name}/kernel", (D, heads, K))
     if c.qkv_bias:
-      layer(rf"self_attn\.{name}_proj\.bias", (heads * K,), f"attn/{name}/bias", (heads, K), matrix=False)
+      layer(
+        rf"self_attn\.{name}_proj\.bias",
+        (heads * K,),
+        f"attn/{name}/bias",
+        (heads, K),
+        matrix=False,
+      )
   if c.qk_norm:
     for name in "qk":
       layer(rf"self_attn\.{name}_norm\.weight", (K,), f"attn/{name}_norm/scale", (K,), matrix=False)

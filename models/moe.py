@@ -35,19 +35,51 @@ def route(logits_NxE: jax.Array, top: int, normalise: bool) -> tuple[jax.Array, 
 def grouped(x_NxD, weights_Nxk, experts_Nxk, gate_ExDxF, up_ExDxF, down_ExFxD) -> jax.Array:
   """Each token through its experts, summed with its weights: `[N, D]`, dtype of x.
 
-  Tokens are sorted by expert, so that each expert is one matrix product over its own rows
-  (`jax.lax.ragged_dot`); the sum over experts is in float32.
+  The k N rows are sorted by expert, so that each expert multiplies its own rows only; the sum over
+  experts is in float32.
   """
   N, top = experts_Nxk.shape
   chosen = experts_Nxk.reshape(-1)
   order = jnp.argsort(chosen, stable=True)
   sizes_E = jnp.bincount(chosen, length=len(gate_ExDxF)).astype(jnp.int32)
-  rows = x_NxD[order // top]
-  gate = jax.lax.ragged_dot(rows, gate_ExDxF, sizes_E)
-  up = jax.lax.ragged_dot(rows, up_ExDxF, sizes_E)
-  out = jax.lax.ragged_dot(nn.silu(gate) * up, down_ExFxD, sizes_E)
-  out_NxkxD = out[jnp.argsort(order)].reshape(N, top, -1).astype(jnp.float32)
+  out_RxD = jax.lax.platform_dependent(
+    x_NxD[order // top], sizes_E, gate_ExDxF, up_ExDxF, down_ExFxD, cpu=blocks, default=ragged
+  )
+  out_NxkxD = out_RxD[jnp.argsort(order)].reshape(N, top, -1).astype(jnp.float32)
   return (out_NxkxD * weights_Nxk[:, :, None]).sum(1).astype(x_NxD.dtype)
+
+
+def ragged(rows_RxD, sizes_E, gate_ExDxF, up_ExDxF, down_ExFxD) -> jax.Array:
+  """SwiGLU of rows sorted by expert, `sizes_E` rows each, through `jax.lax.ragged_dot`."""
+  gate = jax.lax.ragged_dot(rows_RxD, gate_ExDxF, sizes_E)
+  up = jax.lax.ragged_dot(rows_RxD, up_ExDxF, sizes_E)
+  return jax.lax.ragged_dot(nn.silu(gate) * up, down_ExFxD, sizes_E)
+
+
+def blocks(rows_RxD, sizes_E, gate_ExDxF, up_ExDxF, down_ExFxD) -> jax.Array:
+  """The same in blocks of rows of one expert each, one after the other.
+
+  For CPUs, where `ragged_dot` multiplies every row with every expert. Each expert's rows are padded
+  to whole blocks; the bound on their number is static, whatever the router does.
+  """
+  (R, D), E = rows_RxD.shape, len(sizes_E)
+  b = min(max(R // E, 8), 128)
+  count = -(-R // b) + min(E, R)
+  blocks_E = -(-sizes_E // b)
+  ends_E = jnp.cumsum(blocks_E)
+  row = jnp.arange(R, dtype=jnp.int32)
+  expert_R = jnp.searchsorted(jnp.cumsum(sizes_E), row, side="right")
+  within = row - (jnp.cumsum(sizes_E) - sizes_E)[expert_R]
+  place_R = (ends_E - blocks_E)[expert_R] * b + within
+  padded = jnp.zeros((count * b, D), rows_RxD.dtype).at[place_R].set(rows_RxD, unique_indices=True)
+  block = jnp.arange(count, dtype=jnp.int32)
+  expert = jnp.minimum(jnp.searchsorted(ends_E, block, side="right"), E - 1)
+
+  def one(inputs):
+    x_bxD, e = inputs
+    return (nn.silu(x_bxD @ gate_ExDxF[e]) * (x_bxD @ up_ExDxF[e])) @ down_ExFxD[e]
+
+  return jax.lax.map(one, (padded.reshape(count, b, D), expert)).reshape(count * b, D)[place_R]
 
 
 class Router(nn.Module):
@@ -82,7 +114,10 @@ class Experts(nn.Module):
   @nn.compact
   def __call__(self, x_NxD, weights_Nxk, experts_Nxk):
     c = self.config
-    wide, narrow = (c.num_experts, c.model_dim, c.moe_ffn_dim), (c.num_experts, c.moe_ffn_dim, c.model_dim)
+    wide, narrow = (
+      (c.num_experts, c.model_dim, c.moe_ffn_dim),
+      (c.num_experts, c.moe_ffn_dim, c.model_dim),
+    )
     shapes = {"gate": wide, "up": wide, "down": narrow}
     kernels = [Kernels(shape, name=name)(x_NxD.dtype) for name, shape in shapes.items()]
     return grouped(x_NxD, weights_Nxk, experts_Nxk, *kernels)

@@ -49,7 +49,8 @@ def resolve(model: str, weights: bool = True) -> pathlib.Path:
   if HUB_ID.fullmatch(model) and not path.exists():
     return hub_folder(model, weights)
   raise InputError(
-    "--model", model,
+    "--model",
+    model,
     ("is a folder without config.json" if path.is_dir() else "is not known")
     + f"; give {DEFAULT} (the default, fetched by itself), the path of a .gguf file, a Hugging Face folder "
     "with config.json, or an id such as Qwen/Qwen3-1.7B",
@@ -84,7 +85,9 @@ def load(model: str = DEFAULT, dtype=jnp.float32, sharding=None) -> Loaded:
   if path.is_dir():
     config = families.config_from_hf(families.read_config(path), path / "config.json")
     tokenizer = Tokenizer.from_folder(path)
-    name = model if HUB_ID.fullmatch(model) and not pathlib.Path(model).exists() else path.resolve().name
+    name = (
+      model if HUB_ID.fullmatch(model) and not pathlib.Path(model).exists() else path.resolve().name
+    )
   else:
     file = gguf_loader.open_gguf(path)
     config = gguf_loader.config_of(file)
@@ -92,7 +95,8 @@ def load(model: str = DEFAULT, dtype=jnp.float32, sharding=None) -> Loaded:
     name = DEFAULT if model == DEFAULT else path.name
   if tokenizer.vocab_size > config.vocab_size:  # jax would clamp such ids without a word
     raise InputError(
-      "--model", path,
+      "--model",
+      path,
       f"has {tokenizer.vocab_size} tokens but embeds {config.vocab_size}; give another model",
     )
   if path.is_dir():
@@ -101,6 +105,7 @@ def load(model: str = DEFAULT, dtype=jnp.float32, sharding=None) -> Loaded:
     params = gguf_loader.load_params(file, config, dtype)
     if sharding is not None:
       params = jax.tree_util.tree_map_with_path(
-        lambda where, p: jax.device_put(p, sharding("/".join(key.key for key in where), p.shape)), params
+        lambda where, p: jax.device_put(p, sharding("/".join(key.key for key in where), p.shape)),
+        params,
       )
   return Loaded(name, config, params, tokenizer)

@@ -18,11 +18,12 @@ def frequencies(config: ModelConfig) -> np.ndarray:
   """float32 `[K/2]`: radians per token of each pair of dimensions.
 
   In float32 step by step, as torch rounds them: at position 100,000 the last bit of a frequency
-  is a visible angle.
+  is a visible angle. The power is taken in float64, because torch's is rounded correctly and
+  numpy's float32 one is not.
   """
   K, one = config.head_dim, np.float32(1)
   exponent = np.arange(0, K, 2, dtype=np.float32) / np.float32(K)
-  wave = np.power(np.float32(config.rope_theta), exponent)  # radians' inverse
+  wave = (config.rope_theta ** exponent.astype(np.float64)).astype(np.float32)  # tokens per radian
   scaling = config.rope_scaling
   if scaling is None:
     return one / wave
@@ -47,7 +48,9 @@ def _yarn_ramp(config: ModelConfig, s: RopeScaling) -> np.ndarray:
 
   def dimension(turns: float) -> float:
     """The dimension pair that turns so often within the original context."""
-    return K * math.log(s.original_context / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+    return (
+      K * math.log(s.original_context / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+    )
 
   low, high = dimension(s.beta_fast), dimension(s.beta_slow)
   if s.truncate:
@@ -59,7 +62,9 @@ def _yarn_ramp(config: ModelConfig, s: RopeScaling) -> np.ndarray:
   return np.clip(ramp, 0, 1)
 
 
-def rope_angles(positions_BxT: jax.Array, config: ModelConfig, rotary=None) -> tuple[jax.Array, jax.Array]:
+def rope_angles(
+  positions_BxT: jax.Array, config: ModelConfig, rotary=None
+) -> tuple[jax.Array, jax.Array]:
   """cos and sin of the rotary angles, float32 `[B, T, 1, K/2]`.
 
   Args:
@@ -73,7 +78,10 @@ def rope_angles(positions_BxT: jax.Array, config: ModelConfig, rotary=None) -> t
   if config.rope_scaling is not None and config.rope_scaling.attention_factor != 1:
     cos, sin = (x * jnp.float32(config.rope_scaling.attention_factor) for x in (cos, sin))
   if rotary is not None:
-    cos, sin = jnp.where(rotary, cos, jnp.ones_like(cos)), jnp.where(rotary, sin, jnp.zeros_like(sin))
+    cos, sin = (
+      jnp.where(rotary, cos, jnp.ones_like(cos)),
+      jnp.where(rotary, sin, jnp.zeros_like(sin)),
+    )
   return cos, sin
 
 

@@ -71,7 +71,10 @@ def read_header(path: str | os.PathLike) -> dict[str, Entry]:
     for name, tensor in header.items():
       first, last = tensor["data_offsets"]
       shape = tuple(int(n) for n in tensor["shape"])
-      if tensor["dtype"] in DTYPES and last - first != math.prod(shape) * DTYPES[tensor["dtype"]].itemsize:
+      if (
+        tensor["dtype"] in DTYPES
+        and last - first != math.prod(shape) * DTYPES[tensor["dtype"]].itemsize
+      ):
         raise ValueError
       entries[name] = Entry(path, tensor["dtype"], shape, 8 + length + first)
       end = max(end, last)
@@ -80,10 +83,14 @@ def read_header(path: str | os.PathLike) -> dict[str, Entry]:
       "--model", path, f"cannot be read ({error.strerror}); fetch the model again"
     ) from None
   except (ValueError, KeyError, TypeError, AttributeError, struct.error):
-    raise InputError("--model", path, "is damaged or not safetensors; fetch the file again") from None
+    raise InputError(
+      "--model", path, "is damaged or not safetensors; fetch the file again"
+    ) from None
   if 8 + length + end > size:
     raise InputError(
-      "--model", path, f"is cut short: it has {size} bytes, and its header asks for {8 + length + end}; fetch the file again"
+      "--model",
+      path,
+      f"is cut short: it has {size} bytes, and its header asks for {8 + length + end}; fetch the file again",
     )
   return entries
 

@@ -33,8 +33,10 @@ def open_folder(folder: str | os.PathLike) -> dict[str, Entry]:
     if not (folder / SINGLE).exists():
       other = next((p.name for p in folder.glob("*.bin")), None)
       raise InputError(
-        "--model", folder,
-        f"has no {SINGLE} and no {INDEX}" + (f" ({other} is a pickle, which is not read)" if other else "")
+        "--model",
+        folder,
+        f"has no {SINGLE} and no {INDEX}"
+        + (f" ({other} is a pickle, which is not read)" if other else "")
         + "; give a folder of safetensors",
       )
     return read_header(folder / SINGLE)
@@ -46,10 +48,14 @@ def open_folder(folder: str | os.PathLike) -> dict[str, Entry]:
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     raise InputError("--model", folder / INDEX, "is damaged; fetch the model again") from None
   if absent := [f for f in files if not (folder / f).is_file()]:
-    raise InputError("--model", folder, f"lacks {listed(absent)}, named in {INDEX}; fetch the model again")
+    raise InputError(
+      "--model", folder, f"lacks {listed(absent)}, named in {INDEX}; fetch the model again"
+    )
   shards = {f: read_header(folder / f) for f in files}
   if lost := [n for n, f in where.items() if n not in shards[f]]:
-    raise InputError("--model", folder, f"does not hold {listed(lost)} where {INDEX} says; fetch the model again")
+    raise InputError(
+      "--model", folder, f"does not hold {listed(lost)} where {INDEX} says; fetch the model again"
+    )
   return {name: shards[f][name] for name, f in where.items()}
 
 
@@ -81,7 +87,9 @@ def load_params(
     for row in rows:
       indices = list(row.indices())
       stored = [entries[row.name(index)] for index in indices]
-      kind = jnp.dtype(dtype) if dtype is not None else np.result_type(*(DTYPES[e.kind] for e in stored))
+      kind = (
+        jnp.dtype(dtype) if dtype is not None else np.result_type(*(DTYPES[e.kind] for e in stored))
+      )
       stacked = np.empty(row.full_shape, kind)
 
       def fill(i, row=row, indices=indices, stored=stored, stacked=stacked):
@@ -105,7 +113,9 @@ def _place(value: np.ndarray, sharding) -> jax.Array:
   return jax.block_until_ready(array)  # before the host's copy is let go
 
 
-def _check(entries: dict[str, Entry], config: ModelConfig, rows: list[hf_table.Row], folder) -> None:
+def _check(
+  entries: dict[str, Entry], config: ModelConfig, rows: list[hf_table.Row], folder
+) -> None:
   expected = {row.name(index): row.stored for row in rows for index in row.indices()}
   faults = []
   for name, shape in expected.items():
@@ -121,10 +131,13 @@ def _check(entries: dict[str, Entry], config: ModelConfig, rows: list[hf_table.R
         faults.append("lm_head.weight differs from the embedding that config.json ties it to")
     elif not _DERIVED.fullmatch(name):
       beyond = hf_table.find(rows, name)
-      faults.append(f"{name} is {'of a layer or expert beyond the last' if beyond else 'unexpected'}")
+      faults.append(
+        f"{name} is {'of a layer or expert beyond the last' if beyond else 'unexpected'}"
+      )
   if faults:
     raise InputError(
-      "--model", folder,
+      "--model",
+      folder,
       f"does not hold the tensors its config.json describes: {listed(sorted(faults))}; fetch the model again",
     )
 

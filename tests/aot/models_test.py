@@ -16,11 +16,10 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bosch_jax.evaluator import Batch, answer_scores
+from bosch_jax.evaluator import Batch, score_from
 from models.families import config_from_hf
 from models.hf_table import num_params, table
-from models.transformer import Transformer, embed, run_layers
-from models.windows import FULL
+from models.transformer import Transformer
 
 pytestmark = [
   pytest.mark.slow,
@@ -54,42 +53,44 @@ def abstract_params(config, sharding):
   return params
 
 
-def compiled_step(topology, values, tokens, questions=4, answer=8):
-  """One candidate mask a chip, weights on every chip; the executable."""
+def compiled_step(topology, values, tokens, questions=4, answer=8, stride=4):
+  """The evaluator's own step: a candidate mask a chip, weights and states on every chip."""
   config = config_from_hf(values)
   model = Transformer(config, backend="flash_tpu")
-  mesh = Mesh(np.array(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices), ("candidates",))
+  devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+  mesh = Mesh(np.array(devices), ("candidates",))
   everywhere, spread = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("candidates",)))
-  B, P = mesh.size, PartitionSpec
 
-  def score(params, batch, local_BxLxG, window):
-    windows_BxLxH = jnp.repeat(jnp.where(local_BxLxG, window, jnp.int32(FULL)), config.heads_per_group, -1)
-    x_BxTxD = embed(params, batch.tokens_BxT)
-    x_BxTxD = run_layers(
-      model, params, x_BxTxD, windows_BxLxH.swapaxes(0, 1), batch.positions_BxT, batch.segments_BxT, jnp.int32(0)
-    )
-    return answer_scores(model, params, x_BxTxD, batch)
+  def on_all(*shape, kind=jnp.int32):
+    return jax.ShapeDtypeStruct(shape, kind, sharding=everywhere)
 
-  def integers(*shape, kind=jnp.int32):
-    return jax.ShapeDtypeStruct(shape, kind, sharding=spread)
-
-  answers = (B, questions, answer)
+  answers = (1, questions, answer)
   batch = Batch(
-    *(integers(B, tokens) for _ in range(3)), integers(*answers), integers(*answers), integers(*answers, kind=jnp.bool)
+    *(on_all(1, tokens) for _ in range(3)),
+    on_all(*answers),
+    on_all(*answers),
+    on_all(*answers, kind=jnp.bool),
   )
+  states = on_all(-(-config.num_layers // stride), 1, tokens, config.model_dim, kind=jnp.bfloat16)
+  shape = (mesh.size, config.num_layers, config.num_groups)
+  masks = jax.ShapeDtypeStruct(shape, jnp.bool, sharding=spread)
+  whole, split = PartitionSpec(), PartitionSpec("candidates")
   step = jax.shard_map(
-    score, mesh=mesh, in_specs=(P(), P("candidates"), P("candidates"), P()), out_specs=P("candidates"), check_vma=False
-  )
-  masks = integers(B, config.num_layers, config.num_groups, kind=jnp.bool)
-  window = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
-  return config, jax.jit(step).lower(abstract_params(config, everywhere), batch, masks, window).compile()
+    functools.partial(score_from, model, stride), mesh=mesh,
+    in_specs=(whole, whole, whole, split, whole, whole), out_specs=split, check_vma=False,
+  )  # fmt: skip
+  arguments = abstract_params(config, everywhere), states, batch, masks, on_all(), on_all()
+  return config, jax.jit(step).lower(*arguments).compile()
 
 
 @functools.cache
 def figures(topology, moe, tokens):
   config, step = compiled_step(topology, QWEN3_MOE if moe else QWEN3, tokens)
   memory = step.memory_analysis()
-  weights, rest = memory.argument_size_in_bytes, memory.temp_size_in_bytes + memory.output_size_in_bytes
+  weights, rest = (
+    memory.argument_size_in_bytes,
+    memory.temp_size_in_bytes + memory.output_size_in_bytes,
+  )
   print(
     f"\n{topology}, {tokens} tokens, {num_params(config) / 1e9:.2f} billion parameters: a chip holds "
     f"{weights / 1e9:.2f} GB of arguments and {rest / 1e9:.2f} GB of temporaries and results"

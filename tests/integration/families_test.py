@@ -20,10 +20,35 @@ from models.windows import HeadMask
 from tests.integration.tiny_gguf import TEMPLATE, train_tokenizer
 
 ROOT = pathlib.Path(__file__).parents[2]
-SMALL = ["--window", "24", "--context", "400", "--samples", "3", "--held-out", "2", "--budget", "20"]
-SHAPE = {"num_layers": 3, "model_dim": 40, "num_heads": 4, "num_groups": 2, "head_dim": 16, "ffn_dim": 48, "context": 512}
+SMALL = [
+  "--window",
+  "24",
+  "--context",
+  "400",
+  "--samples",
+  "3",
+  "--held-out",
+  "2",
+  "--budget",
+  "20",
+]
+SHAPE = {
+  "num_layers": 3,
+  "model_dim": 40,
+  "num_heads": 4,
+  "num_groups": 2,
+  "head_dim": 16,
+  "ffn_dim": 48,
+  "context": 512,
+}
 FAMILIES = {
-  "qwen3_moe": {"qk_norm": True, "num_experts": 4, "experts_per_token": 2, "moe_ffn_dim": 24, "tied_head": False},
+  "qwen3_moe": {
+    "qk_norm": True,
+    "num_experts": 4,
+    "experts_per_token": 2,
+    "moe_ffn_dim": 24,
+    "tied_head": False,
+  },
   "qwen3": {"qk_norm": True, "rope_scaling": RopeScaling("yarn", 4.0, 128, attention_factor=1.14)},
 }
 
@@ -33,7 +58,9 @@ def write_folder(folder: pathlib.Path, family: str) -> tuple[ModelConfig, dict]:
   backend = train_tokenizer()
   config = ModelConfig(vocab_size=backend.get_vocab_size(), **SHAPE, **FAMILIES[family])
   windows = jnp.zeros((config.num_layers, config.num_heads), jnp.int32)
-  params = Transformer(config).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32), windows)["params"]
+  params = Transformer(config).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32), windows)[
+    "params"
+  ]
   params = jax.tree.map(lambda p: 2.5 * p if p.ndim > 2 else p, params)  # sharper attention
   save_folder(folder, config, params, Tokenizer(backend, TEMPLATE, 1, 2), shard_bytes=50_000)
   return config, params
@@ -82,7 +109,15 @@ def test_a_folder_is_loaded_as_it_was_written(model):
 
 def test_the_tokenizer_of_a_folder_makes_the_same_prompts(model):
   folder, *_ = model
-  kwargs = dict(context=400, window=24, samples=2, task="multikey", haystack="noise", seed=1, split="calibration")
+  kwargs = dict(
+    context=400,
+    window=24,
+    samples=2,
+    task="multikey",
+    haystack="noise",
+    seed=1,
+    split="calibration",
+  )
   direct = make_niah(Tokenizer(train_tokenizer(), TEMPLATE, 1, 2), **kwargs)
   assert make_niah(Tokenizer.from_folder(folder), **kwargs).digest == direct.digest
 
@@ -96,7 +131,11 @@ def test_models_are_listed():
 
 @pytest.mark.parametrize(
   ("flags", "named"),
-  [(("--ratio", "2"), "--ratio 2"), (("--context", "9999"), "--context 9999"), (("--model", "nobody"), "--model nobody")],
+  [
+    (("--ratio", "2"), "--ratio 2"),
+    (("--context", "9999"), "--context 9999"),
+    (("--model", "nobody"), "--model nobody"),
+  ],
 )
 def test_info_refuses_in_one_sentence(model, flags, named):
   code, _, err = run("info", "--model", model[0], *flags)

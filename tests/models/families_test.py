@@ -38,7 +38,14 @@ LLAMA = {
     "rope_type": "llama3",
   },
 }  # fmt: skip
-ROPE = ("rope_type", "factor", "rope_theta", "original_max_position_embeddings", "mscale", "mscale_all_dim")
+ROPE = (
+  "rope_type",
+  "factor",
+  "rope_theta",
+  "original_max_position_embeddings",
+  "mscale",
+  "mscale_all_dim",
+)
 
 
 def refused(values, *words) -> str:
@@ -53,7 +60,9 @@ def refused(values, *words) -> str:
 
 def test_qwen3():
   config = families.config_from_hf(QWEN3_06B)
-  assert config == ModelConfig(151936, 28, 1024, 16, 8, 128, 3072, 40960, 1e6, 1e-6, True, qk_norm=True)
+  assert config == ModelConfig(
+    151936, 28, 1024, 16, 8, 128, 3072, 40960, 1e6, 1e-6, True, qk_norm=True
+  )
   assert isinstance(config.rope_theta, float)
   assert num_params(config) == 596_049_920  # "0.6B"
 
@@ -79,7 +88,9 @@ def test_llama3():
 def test_yarn_as_the_model_card_says(name, factor):
   rope = {name: "yarn", "factor": factor, "original_max_position_embeddings": 32768}
   config = families.config_from_hf(QWEN3_06B | {"rope_scaling": rope})
-  assert config.rope_scaling.attention_factor == pytest.approx({2.0: 1.069315, 4.0: 1.138629}[factor], abs=1e-6)
+  assert config.rope_scaling.attention_factor == pytest.approx(
+    {2.0: 1.069315, 4.0: 1.138629}[factor], abs=1e-6
+  )
   assert config.context == {2.0: 65536, 4.0: 131072}[factor]
   assert config.rope_theta == 1e6
 
@@ -90,20 +101,29 @@ def test_original_context_defaults_to_the_context():
 
 
 def test_smollm3_nope_layers():
-  values = {**LLAMA, "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "rope_scaling": None}
+  values = {
+    **LLAMA,
+    "model_type": "smollm3",
+    "architectures": ["SmolLM3ForCausalLM"],
+    "rope_scaling": None,
+  }
   assert families.config_from_hf(values).nope_layers == (3, 7, 11, 15)
   marks = [1] * 15 + [0]
   assert families.config_from_hf(values | {"no_rope_layers": marks}).nope_layers == (15,)
   refused(values | {"no_rope_layers": [1, 0]}, "no_rope_layers")
 
 
-@pytest.mark.parametrize("values", [QWEN3_06B, QWEN3_30B, LLAMA], ids=["qwen3", "qwen3_moe", "llama3"])
+@pytest.mark.parametrize(
+  "values", [QWEN3_06B, QWEN3_30B, LLAMA], ids=["qwen3", "qwen3_moe", "llama3"]
+)
 def test_written_and_read_again(values):
   config = families.config_from_hf(values)
   assert families.config_from_hf(json.loads(json.dumps(families.config_to_hf(config)))) == config
 
 
-@pytest.mark.parametrize("values", [QWEN3_06B, QWEN3_30B, LLAMA], ids=["qwen3", "qwen3_moe", "llama3"])
+@pytest.mark.parametrize(
+  "values", [QWEN3_06B, QWEN3_30B, LLAMA], ids=["qwen3", "qwen3_moe", "llama3"]
+)
 def test_no_field_is_ignored(values):
   """Changing any field changes the configuration, or is refused, or the field is known harmless."""
   before = families.config_from_hf(values)
@@ -128,7 +148,10 @@ def test_no_field_is_ignored(values):
 
 JSON = st.recursive(
   st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-  lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(ROPE) | st.text(max_size=3), inner, max_size=3),
+  lambda inner: (
+    st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(ROPE) | st.text(max_size=3), inner, max_size=3)
+  ),
   max_leaves=5,
 )
 
@@ -136,7 +159,11 @@ JSON = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(
   st.sampled_from([QWEN3_06B, QWEN3_30B, LLAMA]),
-  st.dictionaries(st.sampled_from(sorted(QWEN3_30B | LLAMA | {"no_rope_layers": 0, "layer_types": 0})), JSON, max_size=3),
+  st.dictionaries(
+    st.sampled_from(sorted(QWEN3_30B | LLAMA | {"no_rope_layers": 0, "layer_types": 0})),
+    JSON,
+    max_size=3,
+  ),
 )
 def test_any_damage_is_an_input_error(base, changes):
   try:
@@ -191,7 +218,12 @@ def test_refused_by_name(base, changes, words):
 
 
 def test_all_faults_in_one_sentence():
-  refused(LLAMA | {"mlp_bias": True, "hidden_size": 0, "strange": 3}, "mlp_bias", "hidden_size is 0", "strange 3")
+  refused(
+    LLAMA | {"mlp_bias": True, "hidden_size": 0, "strange": 3},
+    "mlp_bias",
+    "hidden_size is 0",
+    "strange 3",
+  )
 
 
 @pytest.mark.parametrize("text", [None, "not json", "[1]"])
@@ -217,4 +249,18 @@ def test_no_family_for_a_mixture():
 )  # fmt: skip
 def test_impossible_configs(changes):
   with pytest.raises(ValueError):
-    ModelConfig(**{**dict(vocab_size=5, num_layers=2, model_dim=8, num_heads=4, num_groups=2, head_dim=4, ffn_dim=8, context=9), **changes})
+    ModelConfig(
+      **{
+        **dict(
+          vocab_size=5,
+          num_layers=2,
+          model_dim=8,
+          num_heads=4,
+          num_groups=2,
+          head_dim=4,
+          ffn_dim=8,
+          context=9,
+        ),
+        **changes,
+      }
+    )

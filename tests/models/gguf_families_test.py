@@ -25,7 +25,10 @@ def vocabulary():
   backend = tokenizers.Tokenizer(tokenizers.models.BPE())
   backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   trainer = trainers.BpeTrainer(
-    vocab_size=VOCAB, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=SPECIALS, show_progress=False
+    vocab_size=VOCAB,
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    special_tokens=SPECIALS,
+    show_progress=False,
   )
   backend.train_from_iterator(TEXTS * 3, trainer)
   vocab = backend.get_vocab()
@@ -57,7 +60,9 @@ def write_gguf(path, model, family, vocabulary, kind="F32", pre="qwen2", drop=()
   writer.add_token_merges([" ".join(merge) for merge in merges])
   writer.add_eos_token_id(2)
   writer.add_chat_template(TEMPLATE)
-  names = gguf.get_tensor_name_map({"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}[family], 2)
+  names = gguf.get_tensor_name_map(
+    {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}[family], 2
+  )
   for name, p in model.named_parameters():
     target = names.get_name(name, try_suffixes=(".weight", ".bias"))
     value = p.detach().numpy()
@@ -73,10 +78,17 @@ def write_gguf(path, model, family, vocabulary, kind="F32", pre="qwen2", drop=()
 @pytest.fixture(scope="module", params=["qwen2", "qwen3"])
 def model(request):
   """hidden_size 64 and intermediate_size 96: whole blocks of 32 for Q8_0."""
-  changes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": VOCAB}
+  changes = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "vocab_size": VOCAB,
+  }
   if request.param == "qwen3":
     changes["head_dim"] = 32  # times 4 heads is not the width
-  return request.param, hf_model(request.param, tie_word_embeddings=request.param == "qwen3", **changes)
+  return request.param, hf_model(
+    request.param, tie_word_embeddings=request.param == "qwen3", **changes
+  )
 
 
 @pytest.mark.parametrize("kind", QUANTISED)

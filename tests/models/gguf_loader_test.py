@@ -163,8 +163,8 @@ def test_rope_theta_and_eps_are_read(tmp_path):
 
 
 def test_other_architecture(tmp_path):
-  write_tiny_gguf(tmp_path / "m.gguf", architecture="qwen3")
-  refused(tmp_path / "m.gguf", "'qwen3'", "llama")
+  write_tiny_gguf(tmp_path / "m.gguf", architecture="gemma2")
+  refused(tmp_path / "m.gguf", "'gemma2'", "llama")
 
 
 def test_scaled_frequencies_are_refused(tmp_path):

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from models import export, safetensors_file, safetensors_loader
-from models.config import RopeScaling
+from models.config import ModelConfig, RopeScaling
 from models.families import FAMILIES
-from tests.models.hf_tiny import (
-  LINEAR, LLAMA3, SIZES, YARN, hf_logits, hf_model, load, logits, random_ids, torch, transformers,
-)  # fmt: skip
+from models.rope import rope_angles
+from models.transformer import Transformer, answer_logits, embed, layout, run_layers
+from models.windows import FULL
+from tests.models import hf_tiny
+from tests.models.hf_tiny import LINEAR, LLAMA3, YARN, hf_logits, hf_model, load, logits, random_ids
 
 TOLERANCE = 1e-4
 RATIOS = {1: (4, 4), 3: (6, 2), 4: (4, 1), 8: (8, 1)}  # H / G -> H, G
@@ -34,7 +36,11 @@ def compare(model, folder, length=40, start=0):
 
 def sizes(family, ratio, tied, own_head_dim):
   heads, groups = RATIOS[ratio]
-  changes = {"num_attention_heads": heads, "num_key_value_heads": groups, "tie_word_embeddings": tied}
+  changes = {
+    "num_attention_heads": heads,
+    "num_key_value_heads": groups,
+    "tie_word_embeddings": tied,
+  }
   if own_head_dim and family != "smollm3":
     changes["head_dim"] = 10
   elif family.startswith("qwen3"):
@@ -46,27 +52,36 @@ def sizes(family, ratio, tied, own_head_dim):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits(tmp_path, family, ratio):
   tied = (ratio + len(family)) % 2 == 0
-  compare(hf_model(family, ratio, **sizes(family, ratio, tied, own_head_dim=ratio in (3, 8))), tmp_path)
+  compare(
+    hf_model(family, ratio, **sizes(family, ratio, tied, own_head_dim=ratio in (3, 8))), tmp_path
+  )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ("family", "ratio", "tied", "own"), [*itertools.product(FAMILIES, RATIOS, (True, False), (True, False))]
+  ("family", "ratio", "tied", "own"),
+  [*itertools.product(FAMILIES, RATIOS, (True, False), (True, False))],
 )
 def test_logits_wide(tmp_path, family, ratio, tied, own):
   changes = sizes(family, ratio, tied, own)
-  compare(hf_model(family, 7, vocab_size=113, intermediate_size=72, num_hidden_layers=4, **changes), tmp_path, 100)
+  compare(
+    hf_model(family, 7, vocab_size=113, intermediate_size=72, num_hidden_layers=4, **changes),
+    tmp_path,
+    100,
+  )
 
 
-@pytest.mark.parametrize("start", [0, 8000])
-@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize(
+  ("name", "start"),
+  [("yarn2", 0), ("yarn4", 0), ("yarn4", 8000), ("llama3", 0), ("llama3", 8000), ("linear", 0)],
+)
 def test_scaled_rope_beyond_its_original_context(tmp_path, name, start):
   family = "llama" if name in ("llama3", "linear") else "qwen3"
   # 300 tokens are past the original 64, and past the stretched 128 or 256 too.
   compare(hf_model(family, rope_parameters=SCALED[name]), tmp_path, length=300, start=start)
 
 
-@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("name", ["yarn4", "llama3", "linear"])
 def test_scaling_is_visible(tmp_path, name):
   """The error of ignored scaling is large, also within the first tokens (not at the very first)."""
   family = "llama" if name in ("llama3", "linear") else "qwen3"
@@ -88,7 +103,7 @@ def test_scaling_is_visible(tmp_path, name):
   ids=["attention_factor", "mscales", "one mscale and betas", "truncate", "no ramp"],
 )
 def test_yarn_options(tmp_path, rope):
-  compare(hf_model("qwen3", rope_parameters=rope), tmp_path, length=150)
+  compare(hf_model("qwen3", rope_parameters=rope), tmp_path, length=100)
 
 
 @pytest.mark.parametrize("old", [True, False])
@@ -98,7 +113,10 @@ def test_both_spellings_of_rope(tmp_path, old):
   values = json.loads((tmp_path / "config.json").read_text())
   if old:
     rope = values.pop("rope_parameters")
-    values |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {**rope, "type": rope["rope_type"]}}
+    values |= {
+      "rope_theta": rope.pop("rope_theta"),
+      "rope_scaling": {**rope, "type": rope["rope_type"]},
+    }
   (tmp_path / "config.json").write_text(json.dumps(values))
   assert load(tmp_path)[0] == config
   assert (config.rope_theta, config.rope_scaling) == (5e5, RopeScaling("llama3", 8.0, 64))
@@ -109,9 +127,11 @@ def test_experts_of_a_layer_in_many_shards(tmp_path):
   model.save_pretrained(tmp_path / "a")
   export.save_folder(tmp_path / "b", *load(tmp_path / "a"), shard_bytes=8000)
   where = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())["weight_map"]
-  assert len({f for name, f in where.items() if ".0.mlp.experts." in name and "gate" in name}) == 3
+  assert len({f for name, f in where.items() if ".0.mlp.experts." in name and "gate" in name}) > 2
   ids = random_ids(40)
-  np.testing.assert_allclose(logits(*load(tmp_path / "b"), ids), hf_logits(model, ids), atol=TOLERANCE)
+  np.testing.assert_allclose(
+    logits(*load(tmp_path / "b"), ids), hf_logits(model, ids), atol=TOLERANCE
+  )
 
 
 @pytest.mark.parametrize(("normalise", "top"), [(True, 1), (False, 1), (True, 3), (False, 6)])
@@ -127,7 +147,7 @@ def test_routing(tmp_path, normalise, top):
 def test_bfloat16_stays_close(tmp_path, family):
   # All experts chosen: a rounded router may choose others, which is a jump and no rounding error.
   changes = {"num_experts_per_tok": 6} if family == "qwen3_moe" else {}
-  model = hf_model(family, **changes).to(torch.bfloat16)
+  model = hf_model(family, **changes).to(hf_tiny.torch.bfloat16)
   model.save_pretrained(tmp_path)
   config, params = load(tmp_path, jnp.bfloat16)
   ids = random_ids(40)
@@ -142,7 +162,7 @@ def test_export_is_loaded_by_torch_with_equal_logits(tmp_path, family):
   model.save_pretrained(tmp_path / "a")
   config, params = load(tmp_path / "a")
   export.save_folder(tmp_path / "b", config, params, shard_bytes=30_000)
-  again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "b").eval()
+  again = hf_tiny.transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "b").eval()
   assert (tmp_path / "b" / "model.safetensors.index.json").exists()
   ids = random_ids(150)
   np.testing.assert_allclose(hf_logits(again, ids), hf_logits(model, ids), rtol=0, atol=1e-6)
@@ -151,7 +171,7 @@ def test_export_is_loaded_by_torch_with_equal_logits(tmp_path, family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_round_trip_is_bit_equal(tmp_path, family):
-  model = hf_model(family, tie_word_embeddings=family == "qwen3").to(torch.bfloat16)
+  model = hf_model(family, tie_word_embeddings=family == "qwen3").to(hf_tiny.torch.bfloat16)
   model.save_pretrained(tmp_path / "a")
   config, params = load(tmp_path / "a", None)
   assert {p.dtype for p in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
@@ -179,6 +199,34 @@ def test_every_weight_counts(tmp_path, family):
     assert np.abs(logits(config, changed, ids) - before).max() > 100 * TOLERANCE, name
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "smollm3"])
+def test_every_way_through_the_layers_is_the_same(tmp_path, family):
+  """Scanned, in a loop over traced layers (the search), and with static windows (training)."""
+  hf_model(family).save_pretrained(tmp_path)
+  config, params = load(tmp_path)
+  ids = jnp.asarray(random_ids(40), jnp.int32)
+  rows = np.where(np.arange(config.num_heads) < config.heads_per_group, 7, FULL).astype(np.int32)
+  rows = jnp.asarray(np.stack([rows] * (config.num_layers - 1) + [np.full_like(rows, FULL)]))
+  positions, segments = layout(ids)
+
+  @hf_tiny.quick_jit
+  def searched(params, first, last):
+    x = run_layers(
+      Transformer(config), params, embed(params, ids), rows[:, None], positions, segments, 0, first
+    )
+    x = run_layers(Transformer(config), params, x, rows[:, None], positions, segments, first, last)
+    return answer_logits(Transformer(config), params, x, jnp.arange(40, dtype=jnp.int32)[None])
+
+  scanned = hf_tiny.quick_jit(Transformer(config).apply)({"params": params}, ids, rows)
+  static = Transformer(config, static_windows=tuple(map(tuple, rows.tolist())))
+  fixed = hf_tiny.quick_jit(static.apply)({"params": params}, ids)
+  np.testing.assert_allclose(
+    searched(params, jnp.int32(1), jnp.int32(config.num_layers)), scanned, atol=1e-4
+  )
+  np.testing.assert_allclose(fixed, scanned, atol=1e-4)
+  assert np.abs(scanned - logits(config, params, ids)).max() > 0.01  # the windows were seen
+
+
 def test_every_field_counts(tmp_path):
   """Each field that does not shape a parameter changes logits by itself."""
   changed = {
@@ -192,7 +240,9 @@ def test_every_field_counts(tmp_path):
   hf_model("qwen3_moe", rope_parameters=YARN).save_pretrained(tmp_path)
   config, params = load(tmp_path)
   fields = {f.name for f in dataclasses.fields(config)}
-  assert fields == changed.keys() | shaping | {"context"}  # context is a limit, and computes nothing
+  assert fields == changed.keys() | shaping | {
+    "context"
+  }  # context is a limit, and computes nothing
   ids = random_ids(100)
   before, prints = logits(config, params, ids), {config.fingerprint}
   for name, value in changed.items():
@@ -205,20 +255,21 @@ def test_every_field_counts(tmp_path):
 @pytest.mark.parametrize(
   ("kind", "name", "value"),
   [
-    ("yarn", "factor", 3.0), ("yarn", "original_context", 32), ("yarn", "beta_fast", 4.0),
+    ("yarn", "factor", 2.0), ("yarn", "original_context", 32), ("yarn", "beta_fast", 4.0),
     ("yarn", "beta_slow", 2.0), ("yarn", "truncate", False), ("yarn", "attention_factor", 1.3),
-    ("llama3", "factor", 4.0), ("llama3", "original_context", 32), ("llama3", "low_freq_factor", 2.0),
+    ("llama3", "factor", 8.0), ("llama3", "original_context", 32), ("llama3", "low_freq_factor", 2.0),
     ("llama3", "high_freq_factor", 8.0), ("linear", "factor", 3.0),
   ],
 )  # fmt: skip
-def test_every_field_of_rope_scaling_counts(tmp_path, kind, name, value):
-  rope = {"yarn": YARN, "llama3": LLAMA3, "linear": LINEAR}[kind]
-  hf_model("qwen3", rope_parameters={**rope, "rope_theta": 100.0}, head_dim=32).save_pretrained(tmp_path)
-  config, params = load(tmp_path)
-  scaling = dataclasses.replace(config.rope_scaling, **{name: value})
-  other = dataclasses.replace(config, rope_scaling=scaling)
-  ids = random_ids(100)
-  assert np.abs(logits(other, params, ids) - logits(config, params, ids)).max() > 10 * TOLERANCE
+def test_every_field_of_rope_scaling_counts(kind, name, value):
+  """In the angles; the tests above show that angles count in the logits."""
+  more = {"yarn": {"attention_factor": 1.14}}.get(kind, {})
+  scaling = RopeScaling(kind, 4.0, 64, **more)
+  config = ModelConfig(61, 1, 48, 6, 2, 32, 40, 64, rope_theta=100.0, rope_scaling=scaling)
+  other = dataclasses.replace(config, rope_scaling=dataclasses.replace(scaling, **{name: value}))
+  positions = jnp.arange(50, dtype=jnp.int32)[None]
+  (first, _), (second, _) = (rope_angles(positions, c) for c in (config, other))
+  assert np.abs(first - second).max() > 0.01
   assert other.fingerprint != config.fingerprint
 
 
@@ -230,4 +281,4 @@ def test_sizes_are_what_the_tables_say(tmp_path):
     model.save_pretrained(tmp_path / family)
     config = load(tmp_path / family)[0]
     assert num_params(config) == sum(p.numel() for p in model.parameters())
-    assert config.vocab_size == SIZES["vocab_size"]
+    assert config.vocab_size == hf_tiny.SIZES["vocab_size"]

@@ -22,7 +22,7 @@ SIZES = {
   "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2,
   "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
-MOE = {"moe_intermediate_size": 20, "num_experts": 6, "num_experts_per_tok": 2}
+MOE = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
 SPECIFIC = {
   "llama": {},
   "mistral": {"sliding_window": None},
@@ -31,7 +31,12 @@ SPECIFIC = {
   "qwen3_moe": {"head_dim": 16, **MOE},
   "smollm3": {"num_hidden_layers": 4, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0},
 }
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
+YARN = {
+  "rope_type": "yarn",
+  "factor": 4.0,
+  "original_max_position_embeddings": 64,
+  "rope_theta": 1e4,
+}
 LLAMA3 = {
   "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64, "rope_theta": 5e5,
   "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -65,16 +70,23 @@ def load(folder, dtype=jnp.float32) -> tuple[ModelConfig, dict]:
   return config, safetensors_loader.load_params(folder, config, dtype)
 
 
+# What is compiled for one short text is quicker in all without optimisation.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
 @functools.cache
 def _apply(config: ModelConfig):
-  # Compiled once for one short text: unoptimised code is quicker in all.
-  return jax.jit(Transformer(config).apply, compiler_options={"xla_backend_optimization_level": 0})
+  return quick_jit(Transformer(config).apply)
 
 
-def logits(config: ModelConfig, params: dict, ids_BxT: np.ndarray, positions_BxT=None) -> np.ndarray:
+def logits(
+  config: ModelConfig, params: dict, ids_BxT: np.ndarray, positions_BxT=None
+) -> np.ndarray:
   windows = jnp.full((config.num_layers, config.num_heads), FULL, jnp.int32)
   positions = None if positions_BxT is None else jnp.asarray(positions_BxT, jnp.int32)
-  return np.asarray(_apply(config)({"params": params}, jnp.asarray(ids_BxT, jnp.int32), windows, positions))
+  return np.asarray(
+    _apply(config)({"params": params}, jnp.asarray(ids_BxT, jnp.int32), windows, positions)
+  )
 
 
 def random_ids(length: int, rows: int = 1, seed: int = 0) -> np.ndarray:

@@ -66,7 +66,9 @@ def test_reads_what_was_written(tmp_path, config, shard_bytes):
   files = sorted(tmp_path.glob("*.safetensors"))
   assert (len(files) == 1) == (shard_bytes == 10**9)
   if shard_bytes == 5000:
-    sizes = [sum(np.prod(e.shape) * 4 for e in safetensors_file.read_header(f).values()) for f in files]
+    sizes = [
+      sum(np.prod(e.shape) * 4 for e in safetensors_file.read_header(f).values()) for f in files
+    ]
     largest = max(e.read().nbytes for f in files for e in safetensors_file.read_header(f).values())
     assert max(sizes) <= max(5000, largest)
 
@@ -151,7 +153,10 @@ def test_a_tied_head_may_be_stored_again_if_it_is_the_same(folder):
 
 
 def test_frequencies_of_old_checkpoints_are_not_weights(folder):
-  edit(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(4, np.float32)}))
+  edit(
+    folder,
+    lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(4, np.float32)}),
+  )
   safetensors_loader.load_params(folder, DENSE)
 
 
@@ -162,7 +167,9 @@ def test_cut_short(folder, keep):
   refused(folder, "fetch the file again")
 
 
-@pytest.mark.parametrize("start", [b"", b"\xff" * 8, b"\x04" + bytes(7) + b"{\"a\"", b"\x02" + bytes(7) + b"[]"])
+@pytest.mark.parametrize(
+  "start", [b"", b"\xff" * 8, b"\x04" + bytes(7) + b'{"a"', b"\x02" + bytes(7) + b"[]"]
+)
 def test_not_safetensors(folder, start):
   (folder / "model.safetensors").write_bytes(start)
   refused(folder, "damaged or not safetensors")
@@ -209,7 +216,9 @@ def test_export_refuses(tmp_path, folder):
   with pytest.raises(ValueError, match="layers/attn/q/bias"):
     export.save_folder(tmp_path / "b", ModelConfig(61, 2, 24, 4, 2, 8, 40, 64), params)
   with pytest.raises(ValueError, match="embed/embedding"):
-    export.save_folder(tmp_path / "b", ModelConfig(62, 2, 24, 4, 2, 8, 40, 64, qkv_bias=True), params)
+    export.save_folder(
+      tmp_path / "b", ModelConfig(62, 2, 24, 4, 2, 8, 40, 64, qkv_bias=True), params
+    )
   (tmp_path / "file").write_text("")
   with pytest.raises(InputError, match="cannot be written"):
     export.save_folder(tmp_path / "file" / "x", DENSE, params)
@@ -248,9 +257,15 @@ def test_peak_memory_is_the_tree_and_one_stacked_tensor(tmp_path, dtype):
   safetensors_file.write(tmp_path / "model.safetensors", tensors)
   root = pathlib.Path(__file__).parents[2]
   done = subprocess.run(
-    [sys.executable, "-c", MEASURE, tmp_path, repr(config), dtype], capture_output=True, text=True, cwd=root, check=True
+    [sys.executable, "-c", MEASURE, tmp_path, repr(config), dtype],
+    capture_output=True,
+    text=True,
+    cwd=root,
+    check=True,
   )
   peak, tree, largest = map(int, done.stdout.split())
-  print(f"{dtype}: {peak / 1e6:.0f} MB at most for a tree of {tree / 1e6:.0f} MB, largest {largest / 1e6:.0f} MB")
+  print(
+    f"{dtype}: {peak / 1e6:.0f} MB at most for a tree of {tree / 1e6:.0f} MB, largest {largest / 1e6:.0f} MB"
+  )
   # 4 threads hold a stored and a converted tensor each.
   assert peak < tree + largest + 4 * 2 * 16000 * 512 * 4 / 4 + 30e6

@@ -17,7 +17,12 @@ LLAMA = (
   "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MESSAGES = [{"role": "user", "content": " What is the special magic number for river? 42 "}]
-TEXTS = ["The special magic number for river is: 4093751.", "naïve 漢字 😀", "<|im_start|>user\nhi<|im_end|>", ""]
+TEXTS = [
+  "The special magic number for river is: 4093751.",
+  "naïve 漢字 😀",
+  "<|im_start|>user\nhi<|im_end|>",
+  "",
+]
 
 
 @pytest.fixture
@@ -33,8 +38,16 @@ def backend():
 def write(folder, backend, template):
   folder.mkdir(exist_ok=True)
   backend.save(str(folder / "tokenizer.json"))
+  token = {
+    "__type": "AddedToken",
+    "content": "<|im_end|>",
+    "lstrip": False,
+    "normalized": False,
+    "rstrip": False,
+    "single_word": False,
+  }
   config = {
-    "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": {"content": "<|im_end|>"},
+    "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": token,
     "chat_template": template,
   }  # fmt: skip
   (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -53,7 +66,9 @@ def test_chat_ids_equal_hugging_face_with_one_bos(tmp_path, backend, template):
   assert ids.count(0) == (template == LLAMA)
   for text in TEXTS:
     assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
-    assert ours.decode(ours.encode(text)) == theirs.decode(ours.encode(text), clean_up_tokenization_spaces=False)
+    assert ours.decode(ours.encode(text)) == theirs.decode(
+      ours.encode(text), clean_up_tokenization_spaces=False
+    )
   assert (ours.bos_id, ours.eos_id) == (theirs.bos_token_id, theirs.eos_token_id) == (0, 2)
 
 
@@ -62,7 +77,19 @@ def test_exact_ids(tmp_path, backend):
   ids = tokenizer.encode(tokenizer.chat([{"role": "user", "content": "42"}]))
   letter = backend.token_to_id
   user, assistant = tokenizer.encode("user"), tokenizer.encode("assistant")
-  assert ids == [0, 1, *user, letter("Ċ"), letter("4"), letter("2"), 2, letter("Ċ"), 1, *assistant, letter("Ċ")]
+  assert ids == [
+    0,
+    1,
+    *user,
+    letter("Ċ"),
+    letter("4"),
+    letter("2"),
+    2,
+    letter("Ċ"),
+    1,
+    *assistant,
+    letter("Ċ"),
+  ]
 
 
 @pytest.mark.parametrize("from_files", [True, False])
@@ -79,8 +106,14 @@ def test_saved_and_read_again(tmp_path, backend, from_files):
   again = Tokenizer.from_folder(tmp_path / "b")
   theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "b")
   assert again.chat(MESSAGES) == first.chat(MESSAGES)
-  assert theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True) == first.chat(MESSAGES)
+  assert theirs.apply_chat_template(
+    MESSAGES, tokenize=False, add_generation_prompt=True
+  ) == first.chat(MESSAGES)
   for text in TEXTS:
-    assert again.encode(text) == first.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
+    assert (
+      again.encode(text)
+      == first.encode(text)
+      == theirs(text, add_special_tokens=False)["input_ids"]
+    )
   assert (again.bos_id, again.eos_id) == (0, 2)
   assert isinstance(again._backend, tokenizers.Tokenizer)
