@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import io
-import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -39,8 +38,14 @@ def main(args: Sequence[str]) -> int:
   """Runs one command.
 
   Returns:
-    The exit code: 0 done, 2 bad input, 130 interrupted.
+    The exit code: 0 done, 1 the disk or the terminal failed, 2 bad input.
+
+  Raises:
+    KeyboardInterrupt: Ctrl-C or SIGTERM; run.py says how to go on.
   """
+  for stream in (sys.stdout, sys.stderr):
+    if hasattr(stream, "reconfigure"):
+      stream.reconfigure(errors="replace")  # a terminal that cannot show "±" shows "?"
   if not args or args[0] in ("-h", "--help", "help"):
     print(OVERVIEW, end="")
     return 0
@@ -52,9 +57,10 @@ def main(args: Sequence[str]) -> int:
   except InputError as error:
     print(f"error: {error}", file=sys.stderr)
     return 2
-  except KeyboardInterrupt:
-    print("\nstopped; nothing scored is lost: the same command with --resume goes on", file=sys.stderr)
-    return 130
+  except OSError as error:
+    what = error.filename or "writing the run"
+    print(f"error: {what}: {error.strerror}; make room, then the same command with --resume goes on", file=sys.stderr)
+    return 1
   return 0
 
 
@@ -91,7 +97,7 @@ def parse(prog: str, kind: type, args: Sequence[str]) -> object:
     if not stop.code:
       raise
     sentence = _sentence(shown.getvalue())
-    raise InputError(f"{prog} {' '.join(args)}", "", f"{sentence}; see python {prog} --help") from None
+    raise InputError(prog, "", f"{sentence}; see python {prog} --help") from None
 
 
 def _load(name: str) -> Callable:
@@ -106,7 +112,7 @@ def _sentence(box: str) -> str:
   if body and re.fullmatch("[─-]+", body[0]):
     body = body[1:]
   rule = next((i for i, line in enumerate(body) if re.fullmatch("[─-]+", line)), len(body))
-  return " ".join(body[:rule]).rstrip(".")
+  return " ".join(body[:rule]).rstrip(".").removeprefix("Error parsing ")
 
 
 _NUMBERS = tyro.constructors.ConstructorRegistry()
@@ -118,11 +124,11 @@ def _number(kind: type, name: str, example: str) -> None:
   def read(args: list[str]):
     try:
       value = kind(args[0])
+      if abs(value) < 2**53:  # NaN fails this too
+        return value
     except ValueError:
-      value = math.nan
-    if not math.isfinite(value):
-      raise ValueError(f"{args[0]!r} is not {name}; use for example {example}")
-    return value
+      pass
+    raise ValueError(f"{args[0][:40]!r} is not {name}; use for example {example}")
 
   @_NUMBERS.primitive_rule
   def rule(info: tyro.constructors.PrimitiveTypeInfo):
@@ -137,5 +143,5 @@ def _number(kind: type, name: str, example: str) -> None:
     )
 
 
-_number(int, "a whole number", "8")
-_number(float, "a number", "0.5")
+_number(int, "a usable whole number", "8")
+_number(float, "a usable number", "0.5")

@@ -320,7 +320,7 @@ def forward_flops(config: ModelConfig, prompts: PromptSet) -> tuple[float, float
   B, T = prompts.tokens_BxT.shape
   c = config
   per_token = 2 * c.model_dim * c.head_dim * (2 * c.num_heads + 2 * c.num_groups)
-  per_token += 2 * 3 * c.model_dim * c.ffn_dim
+  per_token += 2 * 3 * c.model_dim * c.active_ffn_dim
   attention = 4 * c.num_heads * c.head_dim * T * T / 2
   answers = prompts.target_BxQxA.size
   return float(B * (T * per_token + attention)), float(2.0 * answers * c.model_dim * c.vocab_size)

@@ -5,6 +5,7 @@ prompts, settings); each further line is one mask scored on some contexts. Lines
 fsynced per batch, so a killed run loses at most the batch in flight; a torn last line is dropped.
 """
 
+import fcntl
 import json
 import os
 import pathlib
@@ -33,7 +34,8 @@ class Journal:
     lines: the entries of the earlier run, oldest first.
 
   Raises:
-    InputError: the journal on disk was written with another header (names the first difference).
+    InputError: the journal on disk was written with another header (names the first difference),
+      is damaged before its last line, or is in use by another run.
   """
 
   def __init__(self, path: str | os.PathLike | None, header: dict, resume: bool = False):
@@ -43,24 +45,34 @@ class Journal:
     header = json.loads(json.dumps({"format": FORMAT, **header}))
     if self.path is None:
       return
-    if resume and self.path.exists() and self.path.stat().st_size:
-      self._read(header)
-    else:
-      self._file = open(self.path, "w")
+    self._file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115 (kept open for appending)
+    try:
+      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      raise InputError("--out", self.path.parent, "is in use by another run; wait for it or choose another folder") from None
+    kept = self._read(header) if resume else 0
+    self._file.truncate(kept)
+    if not kept:
       self._write([header])
 
-  def _read(self, header: dict) -> None:
+  def _read(self, header: dict) -> int:
+    """Reads the lines of the earlier run; returns the bytes of what is whole."""
     kept, entries = 0, []
-    for line in self.path.read_bytes().splitlines(keepends=True):
+    lines = self.path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
       try:
         entry = json.loads(line) if line.endswith(b"\n") else None
       except ValueError:
         entry = None
-      if entry is None:
-        break  # torn by a crash while it was written; everything before it is whole
+      if not isinstance(entry, dict) or (number > 1 and not _whole(entry)):
+        if number == len(lines):
+          break  # torn by a crash while it was written; everything before it is whole
+        raise InputError("--resume", self.path, f"line {number} is damaged; start over with --force")
       entries.append(entry)
       kept += len(line)
-    stored = entries[0] if entries else header
+    if not entries:
+      return 0
+    stored = entries[0]
     for field in [*header, *stored]:
       if stored.get(field) != header.get(field):
         raise InputError(
@@ -68,11 +80,7 @@ class Journal:
           f"the run there was made with {stored.get(field)}; resume with the same settings or choose another --out",
         )
     self.lines = entries[1:]
-    self._file = open(self.path, "r+")
-    self._file.truncate(kept)
-    self._file.seek(kept)
-    if not entries:
-      self._write([header])
+    return kept
 
   def append(self, entries: list[dict]) -> None:
     """Writes the entries and waits until they are on disk."""
@@ -88,3 +96,12 @@ class Journal:
     if self._file is not None:
       self._file.close()
       self._file = None
+
+
+def _whole(entry: dict) -> bool:
+  """Whether a line holds a mask with a score for each of its contexts."""
+  try:
+    count = len(entry["contexts"])
+    return isinstance(entry["mask"], str) and count == len(entry["nll"]) == len(entry["exact"])
+  except (KeyError, TypeError):
+    return False

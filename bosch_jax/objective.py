@@ -26,8 +26,18 @@ class Objective:
 
   def normalised(self, score: np.ndarray) -> np.ndarray:
     """S_hat, 1 = as good as full attention, 0 = as bad as all local."""
-    span = self.full - self.all_local
-    return (np.asarray(score) - self.all_local) / (span if abs(span) > 1e-9 else 1.0)
+    return (np.asarray(score) - self.all_local) / (self.span if self.measures else 1.0)
+
+  @property
+  def span(self) -> float:
+    """What full attention is worth on these prompts."""
+    return self.full - self.all_local
+
+  @property
+  def measures(self) -> bool:
+    """Whether full attention is worth anything here; if not, there is nothing to normalise by and
+    S_hat is the plain score above all local."""
+    return self.span > 1e-9
 
   def __call__(self, score: np.ndarray, masks: list[np.ndarray]) -> np.ndarray:
     """L(z) of masks with the given scores S(z): float64 `[C]`."""

@@ -98,8 +98,7 @@ def select_heads(search: Search, assigned: Assignment) -> tuple[np.ndarray, int]
   Returns:
     The mask, bool `[L, G]` with exactly K local groups, and the number of layer groups.
   """
-  options = search.settings.search
-  L, G = search.shape
+  options, G = search.settings.search, search.shape[1]
   counts_L = assigned.mask.sum(1)
   whole = np.flatnonzero(counts_L == G)
   z = with_rows(np.zeros(search.shape, bool), whole, assigned.mask[whole])

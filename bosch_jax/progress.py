@@ -55,7 +55,7 @@ class SearchProgress:
     self._progress.update(self._task, description=stage, completed=min(cost, self._budget), best=shown, left=left)
     group = stage.split(" layer")[0]
     if self._progress.disable and group != self._last:
-      self._console.print(f"{stage}: {cost:.1f} passes spent {shown}", highlight=False)
+      self._console.print(f"{stage}: {cost:.1f} passes spent {shown}".rstrip(), highlight=False)
     self._last = group
 
   def note(self, text: str) -> None:

@@ -3,6 +3,7 @@
 import pathlib
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 COLUMNS = ("full", "all_local", "mask")
@@ -19,18 +20,23 @@ def rows(result: dict) -> list[tuple[str, ...]]:
     table.append((
       NAMES.get(column, f"{result['method'].upper()} mask"),
       f"{local[column]} of {total}",
-      f"{scores['nll']:.3f} ± {scores['nll_se']:.3f}",
-      f"{scores['exact_match']:.2f} ± {scores['exact_match_se']:.2f}",
+      with_error(scores["nll"], scores["nll_se"], 3),
+      with_error(scores["exact_match"], scores["exact_match_se"], 2),
       f"{kv / 2**20:.1f} MiB {kv / result['kv']['bytes_full']:4.0%}",
     ))
   return table
+
+
+def with_error(value: float, error: float | None, digits: int) -> str:
+  """"0.123 ± 0.005"; without an error where there is only one context."""
+  return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
 def terminal_table(result: dict) -> Table:
   """The closing table for the terminal."""
   n = result["held_out"]["mask"]["n"]
   header, *body = rows(result)
-  table = Table(title=f"{result['model']}: {n} held-out questions, context {result['context']}, window {result['window']}")
+  table = Table(title=f"{escape(result['model'])}: {n} held-out questions, context {result['context']}, window {result['window']}")
   for i, name in enumerate(header):
     table.add_column(name, justify="left" if i == 0 else "right")
   for row in body:
@@ -42,15 +48,17 @@ def markdown(result: dict) -> str:
   """report.md: the table, what it means, what it cost and how it was found."""
   header, *body = rows(result)
   cost, stages = result["cost"], result["stages"]
+  warning = ["", f"**Warning: {result['warning']}**"] if result["warning"] else []
   lines = [
     f"# Head mask for {result['model']}",
     "",
     f"{result['num_local']} of {result['num_groups']} key/value head groups see only the last {result['window']} tokens"
     f" (asked for: {result['target_ratio']:g}, true share {result['ratio']:.4f}); the others keep the whole context.",
+    *warning,
     "",
     "| " + " | ".join(header) + " |",
     "|---" * len(header) + "|",
-    *("| " + " | ".join(row) + " |" for row in body),
+    *("| " + " | ".join(" ".join(cell.split()) for cell in row) + " |" for row in body),
     "",
     f"Measured on {result['held_out']['mask']['n']} questions the search never saw"
     f" ({result['task']} needles in {result['haystack']}, {result['context']} tokens). NLL is in nats per answer token, lower is better;"
@@ -105,6 +113,6 @@ def draw_mask(path: pathlib.Path, local_LxG: np.ndarray, weight_L: np.ndarray, t
     handles=[Patch(color=full, label="full context"), Patch(color=local, label="window only")],
     loc="outside lower center", ncols=2, frameon=False,
   )
-  figure.suptitle(title, fontsize=10)
+  figure.suptitle(title, fontsize=10, parse_math=False)
   figure.savefig(path, dpi=150)
   plt.close(figure)

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from bosch_jax import paper, stages
+from bosch_jax import interrupts, paper, stages
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.progress import SearchProgress
 from bosch_jax.settings import SelectSettings
@@ -19,6 +19,7 @@ class Found:
     mask: exactly round-half-up(ratio * N) local groups.
     anchors: calibration scores of the two anchor masks, `{"full": ..., "all_local": ...}`.
     stages: for each stage its name, what it did, the calibration NLL of its mask and its cost.
+    warning: what makes the result doubtful, or None.
     layers: for each layer its weight, number of local groups and what its groups cost.
   """
 
@@ -26,6 +27,7 @@ class Found:
   anchors: dict
   stages: list[dict]
   layers: list[dict]
+  warning: str | None
 
 
 def search(evaluator: Evaluator, settings: SelectSettings, progress: SearchProgress) -> Found:
@@ -41,16 +43,24 @@ def search(evaluator: Evaluator, settings: SelectSettings, progress: SearchProgr
   num_local = num_local_for(settings.ratio, config.total_groups)
   log: list[dict] = []
 
-  def shown(stage: str, cost: float) -> None:
-    progress.update(stage, cost, min((entry["nll"] for entry in log if entry["exact_ratio"]), default=None))
-
   def note(name: str, what: str, mask: np.ndarray) -> None:
     nll = float(evaluator.score([mask]).nll.mean())
     spent = evaluator.cost - sum(entry["cost"] for entry in log)
-    log.append({"name": name, "what": what, "nll": nll, "cost": spent, "exact_ratio": int(mask.sum()) == num_local})
+    log.append({"name": name, "what": what, "nll": nll, "cost": spent, "num_local": int(mask.sum())})
 
-  evaluator.on_scored = shown
+  def scored(stage: str, cost: float) -> None:
+    interrupts.check()
+    progress.update(stage, cost, s.best_nll if s else None)
+
+  s = None
+  evaluator.on_scored = scored
   s = stages.Search(evaluator, settings, num_local)
+  warning = None
+  if not s.objective.measures:
+    warning = (
+      f"by {settings.score}, full attention is no better than all local on these prompts, so they do not "
+      "show what a head is needed for; use another model, a smaller --context or --score nll"
+    )
   note("anchor", "full attention", np.zeros(s.shape, bool))
   if num_local in (0, config.total_groups):
     mask, cost = np.full(s.shape, num_local > 0), np.zeros(s.shape)
@@ -72,4 +82,5 @@ def search(evaluator: Evaluator, settings: SelectSettings, progress: SearchProgr
       {"layer": l, "weight": float(weights[l]), "num_local": int(mask[l].sum()), "group_cost": cost[l].tolist()}
       for l in range(len(mask))
     ],
+    warning,
   )

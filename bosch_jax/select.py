@@ -1,16 +1,17 @@
 """`python run.py select`: calibration prompts, search, held-out table, run folder."""
 
+import hashlib
 import pathlib
 import resource
 import sys
 import time
 
+import jax
 import numpy as np
 from rich.console import Console
 
-from bosch_jax import report, runs
+from bosch_jax import interrupts, report, runs
 from bosch_jax.evaluator import Evaluator
-from bosch_jax.journal import Journal
 from bosch_jax.niah import make_niah
 from bosch_jax.progress import SearchProgress
 from bosch_jax.prompts import PromptSet
@@ -18,6 +19,7 @@ from bosch_jax.search import Found, search
 from bosch_jax.settings import SelectSettings
 from models import registry
 from models.config import ModelConfig
+from models.errors import InputError
 from models.windows import HeadMask, write_json
 
 
@@ -34,23 +36,21 @@ def select(settings: SelectSettings) -> dict:
     InputError: anything a user can put right; nothing half-written is left behind.
   """
   wall, cpu = time.monotonic(), time.process_time()
+  folder, claim = settings.folder, {"resume": settings.resume, "force": settings.force}
+  runs.check_folder(folder, settings, **claim)
   settings.check_model(registry.load_config(settings.model))
-  folder = runs.open_run(
-    settings.folder, settings, resume=settings.resume, force=settings.force
+  loaded = registry.load(settings.model, settings.dtype)
+  calibration, held_out = (
+    prompts(loaded.tokenizer, settings, split) for split in ("calibration", "held_out")
   )
-  try:
-    loaded = registry.load(settings.model)
-    calibration, held_out = (
-      prompts(loaded.tokenizer, settings, split) for split in ("calibration", "held_out")
-    )
-    journal = Journal(
-      folder / "journal.jsonl",
-      {"fingerprint": loaded.config.fingerprint, "prompts": calibration.digest, **runs.as_json(settings)},
-      settings.resume,
-    )
-  except BaseException:
-    runs.discard(folder)
-    raise
+  header = {
+    "fingerprint": loaded.config.fingerprint,
+    "weights": weights_digest(loaded.params),
+    "prompts": calibration.digest,
+    **runs.as_json(settings),
+  }
+  # Only now is anything written: whatever the model or the prompts refuse leaves no trace.
+  journal = runs.open_run(folder, settings, header, **claim)
   with SearchProgress(Console(stderr=True), settings.budget) as progress:
     evaluator = Evaluator(
       loaded.config, loaded.params, calibration, settings.window, sinks=settings.sinks, journal=journal
@@ -74,6 +74,7 @@ def select(settings: SelectSettings) -> dict:
     "context": settings.context,
     "task": settings.task,
     "haystack": settings.haystack,
+    "warning": found.warning,
     "anchors": found.anchors,
     "stages": found.stages,
     "layers": found.layers,
@@ -91,22 +92,45 @@ def select(settings: SelectSettings) -> dict:
   write_outputs(folder, loaded.config, found, result)
   console = Console()
   console.print(report.terminal_table(result))
-  console.print(f"written to {folder}/: mask.json, report.md, mask.png, result.json", soft_wrap=True, highlight=False)
+  if found.warning:
+    console.print(f"warning: {found.warning}", style="yellow", soft_wrap=True, markup=False)
+  console.print(f"written to {folder}/: mask.json, report.md, mask.png, result.json", soft_wrap=True, highlight=False, markup=False)
   return result
 
 
 def prompts(tokenizer, settings: SelectSettings, split: str) -> PromptSet:
-  """The calibration or held-out prompts of a run."""
-  return make_niah(
+  """The calibration or held-out prompts of a run.
+
+  Raises:
+    InputError: they do not fit the context, or a needle lies among the sinks (a local head would
+      see it, and the score would reward that).
+  """
+  made = make_niah(
     tokenizer,
     context=settings.context,
-    window=settings.window + settings.sinks,
+    window=settings.window,
     samples=settings.samples if split == "calibration" else settings.held_out,
     task=settings.task,
     haystack=settings.haystack,
     seed=settings.seed,
     split=split,
   )
+  first = int(np.round(made.depth_BxQ * made.haystack_B[:, None]).min())
+  if first < settings.sinks:
+    raise InputError(
+      "--sinks", settings.sinks, f"reaches into the text that is searched (a needle begins at token {first}); use at most {first}"
+    )
+  return made
+
+
+def weights_digest(params: dict) -> str:
+  """16 hex digits of up to 4096 numbers of every parameter array, evenly spread: enough to tell two
+  checkpoints of one architecture apart, in milliseconds."""
+  digest = hashlib.sha256()
+  for leaf in jax.tree.leaves(params):
+    flat = leaf.reshape(-1)
+    digest.update(np.asarray(flat[:: max(1, flat.size // 4096)], np.float32).tobytes())
+  return digest.hexdigest()[:16]
 
 
 def held_out_scores(loaded, held_out: PromptSet, mask: HeadMask, settings: SelectSettings) -> tuple[dict, float]:
@@ -118,6 +142,7 @@ def held_out_scores(loaded, held_out: PromptSet, mask: HeadMask, settings: Selec
     in full passes over the held-out set.
   """
   evaluator = Evaluator(loaded.config, loaded.params, held_out, settings.window, sinks=settings.sinks)
+  evaluator.on_scored = lambda stage, cost: interrupts.check()
   masks = {"full": HeadMask.full(loaded.config), "all_local": HeadMask.all_local(loaded.config), "mask": mask}
   scores = evaluator.score([m.local for m in masks.values()])
   out = {}
@@ -128,12 +153,13 @@ def held_out_scores(loaded, held_out: PromptSet, mask: HeadMask, settings: Selec
   return out, evaluator.cost
 
 
-def mean_and_error(values_BxQ: np.ndarray) -> tuple[float, float]:
+def mean_and_error(values_BxQ: np.ndarray) -> tuple[float, float | None]:
   """Mean over questions, and its standard error over contexts (questions of one context share a
-  haystack, so contexts are the independent unit); 0 for a single context."""
+  haystack, so contexts are the independent unit); None for a single context."""
   means_B = np.asarray(values_BxQ, np.float64).mean(1)
-  error = means_B.std(ddof=1) / np.sqrt(len(means_B)) if len(means_B) > 1 else 0.0
-  return float(means_B.mean()), float(error)
+  if len(means_B) < 2:
+    return float(means_B.mean()), None
+  return float(means_B.mean()), float(means_B.std(ddof=1) / np.sqrt(len(means_B)))
 
 
 def kv_facts(config: ModelConfig, mask: HeadMask, settings: SelectSettings) -> dict:
@@ -153,7 +179,7 @@ def write_outputs(folder: pathlib.Path, config: ModelConfig, found: Found, resul
     folder / "mask.json", config,
     **{name: result[name] for name in ("model", "window", "sinks", "target_ratio", "method", "seed")},
     scores={
-      name: {field: round(value, 5) for field, value in result["held_out"][name].items()}
+      name: {k: None if v is None else round(v, 5) for k, v in result["held_out"][name].items()}
       for name in ("full", "all_local", "mask")
     },
   )
@@ -162,5 +188,5 @@ def write_outputs(folder: pathlib.Path, config: ModelConfig, found: Found, resul
     folder / "mask.png", found.mask.local, weights,
     f"{result['model']}: {found.mask.num_local} of {config.total_groups} groups local",
   )
-  (folder / "report.md").write_text(report.markdown(result))
+  (folder / "report.md").write_text(report.markdown(result), encoding="utf-8")
   write_json(folder / "result.json", result)

@@ -1,6 +1,8 @@
 """Every setting of `python run.py select`, and what is checked before any work begins."""
 
 import dataclasses
+import hashlib
+import math
 import pathlib
 from typing import Annotated, Literal
 
@@ -9,6 +11,8 @@ import tyro
 from models.config import ModelConfig
 from models.errors import InputError
 from models.windows import num_local_for
+
+MOST_CONTEXTS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +68,8 @@ class SelectSettings:
   """
 
   model: str = "smollm2-135m"
-  """Model: smollm2-135m (fetched once, 93 MB), or the path of a .gguf file."""
+  """Model: smollm2-135m (fetched once, 93 MB), a .gguf file, a Hugging Face folder, or an id such as
+  Qwen/Qwen3-1.7B."""
   ratio: float = 0.5
   """Share of key/value head groups that become local, from 0 to 1."""
   window: int = 32
@@ -74,7 +79,7 @@ class SelectSettings:
   samples: int = 8
   """Calibration contexts, each with several questions."""
   budget: int = 55
-  """Most the search may spend, in full forward passes over the calibration set."""
+  """About what the search may spend, in full forward passes over the calibration set."""
   method: Literal["bosch"] = "bosch"
   """How the mask is chosen."""
   score: Literal["nll", "accuracy"] = "nll"
@@ -87,6 +92,8 @@ class SelectSettings:
   """Go on with the stopped run in --out."""
   force: bool = False
   """Start over in --out, discarding what is there."""
+  dtype: Literal["float32", "bfloat16"] = "float32"
+  """Number format of the parameters and activations; scores are float32 either way."""
   sinks: int = 0
   """First tokens that local heads see as well."""
   task: Literal["multikey", "single"] = "multikey"
@@ -101,6 +108,9 @@ class SelectSettings:
     for field in ("window", "context", "samples", "budget", "seed", "held_out"):
       if getattr(self, field) < 1:
         raise InputError(_flag(field), getattr(self, field), "must be a positive integer; use 1 or more")
+    for field in ("samples", "held_out"):
+      if getattr(self, field) > MOST_CONTEXTS:
+        raise InputError(_flag(field), getattr(self, field), f"is more than fits; use at most {MOST_CONTEXTS}")
     if not 0 <= self.ratio <= 1:
       raise InputError("--ratio", self.ratio, "must be a share from 0 to 1; use for example 0.5")
     if self.window >= self.context:
@@ -111,31 +121,50 @@ class SelectSettings:
     if self.sinks < 0 or self.sinks + self.window >= self.context:
       raise InputError("--sinks", self.sinks, f"must be 0 or more, and less than --context minus --window ({self.context - self.window})")
     if self.resume and self.force:
-      raise InputError("--force", "with --resume", "contradict each other; give one of them")
+      raise InputError("--force and --resume", "", "contradict each other; give one of them")
 
   def check_model(self, config: ModelConfig) -> None:
     """What can only be checked once the model is known.
 
     Raises:
-      InputError: context beyond the model's, or a ratio that no number of groups reaches.
+      InputError: context beyond the model's, a ratio that no number of groups reaches, or a budget
+        below what the anchors and stage 1 cost.
     """
     if self.context > config.context:
       raise InputError("--context", self.context, f"is beyond this model's {config.context} tokens; use at most that")
     local = num_local_for(self.ratio, config.total_groups)
-    if self.ratio > 0 and local == 0 or self.ratio < 1 and local == config.total_groups:
+    if (self.ratio > 0 and local == 0) or (self.ratio < 1 and local == config.total_groups):
       raise InputError(
         "--ratio", self.ratio,
         f"cannot be reached: this model has {config.total_groups} head groups, so the nearest is {local / config.total_groups:g}; "
         f"use a multiple of 1/{config.total_groups}",
       )
+    least = self.least_budget(config)
+    if 0 < local < config.total_groups and self.budget < least:
+      raise InputError(
+        "--budget", self.budget, f"is less than the anchors and stage 1 take on this model; use {least} or more"
+      )
+
+  def least_budget(self, config: ModelConfig) -> int:
+    """Passes for two anchors and stage 1's cascade, in which layer l from the top costs l / L."""
+    L, G = config.num_layers, config.num_groups
+    if self.search.recipe == "paper":
+      masks = min(math.comb(G, math.ceil(self.ratio * G)), self.search.layer_budget)
+    else:
+      masks = (G + 1) * self.search.screen
+    return math.ceil(2 + masks * (L + 1) / 2)
 
   @property
   def folder(self) -> pathlib.Path:
     """Where the run is written."""
     if self.out is not None:
       return pathlib.Path(self.out)
-    model = pathlib.Path(self.model).stem
+    model = pathlib.Path(self.model.removesuffix(".gguf")).absolute().name if self.model else "model"
     name = f"{model}-{self.method}-r{self.ratio:g}-w{self.window}-c{self.context}-s{self.seed}"
+    shown = ("model", "method", "ratio", "window", "context", "seed", "out", "resume", "force")
+    rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in shown}
+    if rest != {f.name: getattr(SelectSettings(), f.name) for f in dataclasses.fields(self) if f.name not in shown}:
+      name += "-" + hashlib.sha256(repr(rest).encode()).hexdigest()[:6]  # other settings, another folder
     return pathlib.Path("runs") / name
 
   @property

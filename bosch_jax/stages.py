@@ -26,6 +26,7 @@ class Search:
   Attributes:
     objective: L(z), with its anchors, on all contexts.
     shape: (L, G).
+    best_nll: calibration NLL of the best mask with K local groups so far, or None.
   """
 
   def __init__(self, evaluator: Evaluator, settings: SelectSettings, num_local: int):
@@ -33,6 +34,7 @@ class Search:
     self.evaluator, self.settings, self.num_local = evaluator, settings, num_local
     self.shape = (config.num_layers, config.num_groups)
     self.all_contexts = tuple(range(len(evaluator.prompts)))
+    self.best_nll: float | None = None
     self._objectives: dict[tuple[int, ...], Objective] = {}
     evaluator.stage = "anchors"
     self.objective = self._objective(self.all_contexts)
@@ -74,9 +76,14 @@ class Search:
     worse = self.loss(masks, screen) - self.loss([incumbent], screen)[0]
     losses = before + np.maximum(worse, 1e-9)
     for i in np.argsort(worse, kind="stable"):
-      if worse[i] < 0:
+      if worse[i] < 0 and self.left > 0:
         losses[i] = self.loss([masks[i]])[0]
     return losses
+
+  def note_best(self, mask: np.ndarray) -> None:
+    """Remembers the NLL of the incumbent, for people to watch."""
+    if int(mask.sum()) == self.num_local:
+      self.best_nll = float(self.evaluator.score([mask]).nll.mean())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,6 +243,7 @@ def optimise(search: Search, z, layers, cost_LxG, classes, patience) -> np.ndarr
     classes=classes, batch=options.swap_batch, patience=patience,
   )
   search.evaluator.rebase(z)
+  search.note_best(z)
   turn = 0
   while search.left > 0 and (candidates := solver.ask()):
     masks = [with_rows(z, layers, candidate) for candidate in candidates]
@@ -245,6 +253,7 @@ def optimise(search: Search, z, layers, cost_LxG, classes, patience) -> np.ndarr
     if not np.array_equal(best, z):
       z = best
       search.evaluator.rebase(z)
+      search.note_best(z)
   return z
 
 

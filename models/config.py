@@ -127,6 +127,11 @@ class ModelConfig:
     return self.num_heads // self.num_groups
 
   @property
+  def active_ffn_dim(self) -> int:
+    """Width of the feed-forward that one token passes through, all of its experts together."""
+    return self.experts_per_token * self.moe_ffn_dim if self.num_experts else self.ffn_dim
+
+  @property
   def total_groups(self) -> int:
     """N = L * G, the number of bits of a head mask."""
     return self.num_layers * self.num_groups

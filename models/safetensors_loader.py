@@ -107,10 +107,11 @@ def load_params(
 
 def _place(value: np.ndarray, sharding) -> jax.Array:
   if sharding is None:
-    return jnp.asarray(value)
-  # Only this process's slices are copied to its devices, so it serves several hosts too.
-  array = jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
-  return jax.block_until_ready(array)  # before the host's copy is let go
+    array = jnp.asarray(value)
+  else:
+    # Only this process's slices are copied to its devices, so it serves several hosts too.
+    array = jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+  return jax.block_until_ready(array)  # copies run late, and would hold on to `value`
 
 
 def _check(

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import pathlib
+from fractions import Fraction
 
 import numpy as np
 
@@ -30,7 +31,8 @@ FORMAT = "bosch-mask/1"
 
 def num_local_for(ratio: float, total: int) -> int:
   """round-half-up(ratio * total): the exact number of local groups a ratio asks for."""
-  return math.floor(ratio * total + 0.5)
+  # As a fraction of the digits the user wrote: 0.35 * 90 is 31.499.. in binary.
+  return math.floor(Fraction(repr(float(ratio))) * total + Fraction(1, 2))
 
 
 def expand(mask_xLxG, num_heads: int, window: int, xp=np):
@@ -135,7 +137,7 @@ class HeadMask:
     """
     path = pathlib.Path(path)
     try:
-      record = json.loads(path.read_text())
+      record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
       raise InputError("mask", path, f"cannot be read ({error.strerror}); give the mask.json of a run") from None
     except ValueError:
@@ -165,7 +167,7 @@ def write_json(path: str | os.PathLike, record: object) -> None:
   """Writes JSON through a temporary file and a rename, so a crash leaves the old file or the new."""
   path = pathlib.Path(path)
   partial = path.with_name(path.name + ".partial")
-  with open(partial, "w") as file:
+  with open(partial, "w", encoding="utf-8") as file:
     file.write(json.dumps(record, indent=1) + "\n")
     file.flush()
     os.fsync(file.fileno())

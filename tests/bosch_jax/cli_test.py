@@ -13,7 +13,7 @@ BAD = [
   ("--budget 1.5", "--budget"), ("--samples 0", "--samples 0"), ("--held-out 0", "--held-out 0"), ("--sinks -1", "--sinks -1"),
   ("--sinks 224", "--sinks 224"), ("--resume --force", "--force"), ("--score f1", "--score"), ("--bogus 1", "--bogus"),
   ("--search.screen 0", "--search.screen 0"), ("--search.patience 0", "--search.patience 0"), ("--search.slack -1", "--search.slack"),
-  ("--ratio", "--ratio"), ("--model nowhere/nothing", "--model nowhere/nothing"), ("--model none.gguf", "--model none.gguf"),
+  ("--ratio", "--ratio"), ("--samples 1000000000", "--samples"), ("--seed " + "1" * 400, "--seed"), ("--model nowhere/nothing", "--model nowhere/nothing"), ("--model none.gguf", "--model none.gguf"),
 ]
 
 
@@ -59,13 +59,14 @@ def test_flags_reach_the_settings():
   assert settings == SelectSettings(ratio=0.75, search=SearchOptions(screen=0.5), resume=True)
 
 
-def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
-  def stop(settings):
-    raise KeyboardInterrupt
+def test_a_full_disk_is_one_sentence(monkeypatch, capsys):
+  def full(settings):
+    raise OSError(28, "No space left on device", "runs/a/journal.jsonl")
 
-  monkeypatch.setattr("bosch_jax.select.select", stop)
-  assert cli.main(["select"]) == 130
-  assert "--resume" in capsys.readouterr().err
+  monkeypatch.setattr("bosch_jax.select.select", full)
+  assert cli.main(["select"]) == 1
+  err = capsys.readouterr().err
+  assert len(err.splitlines()) == 1 and "journal.jsonl" in err and "--resume" in err
 
 
 def test_what_depends_on_the_model_is_checked():
@@ -77,3 +78,19 @@ def test_what_depends_on_the_model_is_checked():
       SelectSettings(ratio=ratio).check_model(wide)
   for ratio in (0, 1, 0.5, 1 / 12):
     SelectSettings(ratio=ratio).check_model(wide)
+  with pytest.raises(InputError, match="--budget 4: is less than .* use 5 or more"):
+    SelectSettings(budget=4).check_model(wide)
+  SelectSettings(budget=5).check_model(wide)
+
+
+def test_the_default_folder_tells_settings_apart():
+  folders = {
+    SelectSettings(**change).folder
+    for change in (
+      {}, {"ratio": 0.75}, {"budget": 60}, {"score": "accuracy"}, {"search": SearchOptions(screen=0.5)},
+      {"model": "Qwen/Qwen3-1.7B"}, {"model": "Qwen/Qwen3-0.6B"},
+    )
+  }
+  assert len(folders) == 7
+  assert str(SelectSettings(model="x/y.gguf").folder) == "runs/y-bosch-r0.5-w32-c256-s1"
+  assert all(folder.parent.name == "runs" for folder in folders)

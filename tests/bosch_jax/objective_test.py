@@ -12,5 +12,12 @@ def test_anchors_score_one_and_zero_and_the_penalty_is_quadratic():
   assert objective([-0.1, -0.1], [half, most]) == pytest.approx([-1.0, -1.0 + 2 * 0.25**2])
 
 
+def test_anchors_the_wrong_way_round_never_turn_the_search_round():
+  objective = Objective(full=-3.0, all_local=-1.0, ratio=0.5)
+  mask = np.array([[1, 0]], bool)
+  assert not objective.measures
+  assert objective([-1.0], [mask]) < objective([-2.0], [mask])
+
+
 def test_anchors_that_do_not_differ_stay_finite():
   assert np.isfinite(Objective(0.0, 0.0, 0.5)([0.0], [np.zeros((1, 2), bool)])).all()

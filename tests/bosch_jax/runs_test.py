@@ -16,33 +16,39 @@ class Settings:
   force: bool = False
 
 
+def open_run(folder, settings, **claim):
+  """Opens and lets go at once; returns the folder."""
+  runs.open_run(folder, settings, {"a": 1}, **claim).close()
+  return folder
+
+
 def test_a_new_folder_gets_the_settings(tmp_path):
-  folder = runs.open_run(tmp_path / "a" / "b", Settings(), resume=False, force=False)
-  assert json.loads((folder / "config.json").read_text()) == {"ratio": 0.5}
+  folder = open_run(tmp_path / "a" / "b", Settings(), resume=False, force=False)
+  assert json.loads((folder / "config.json").read_text()) == {"format": "bosch-run/1", "ratio": 0.5}
 
 
 def test_a_used_folder_needs_resume_or_force(tmp_path):
-  folder = runs.open_run(tmp_path / "a", Settings(), resume=False, force=False)
+  folder = open_run(tmp_path / "a", Settings(), resume=False, force=False)
   (folder / "result.json").write_text("old")
   with pytest.raises(InputError, match="already used; pass --resume"):
-    runs.open_run(folder, Settings(), resume=False, force=False)
-  runs.open_run(folder, Settings(), resume=True, force=False)
+    open_run(folder, Settings(), resume=False, force=False)
+  open_run(folder, Settings(), resume=True, force=False)
   assert (folder / "result.json").exists()
-  runs.open_run(folder, Settings(), resume=False, force=True)
+  open_run(folder, Settings(), resume=False, force=True)
   assert not (folder / "result.json").exists()
 
 
 def test_resuming_with_other_settings_is_refused_by_name(tmp_path):
-  folder = runs.open_run(tmp_path / "a", Settings(), resume=False, force=False)
+  folder = open_run(tmp_path / "a", Settings(), resume=False, force=False)
   with pytest.raises(InputError, match=r"--ratio 0\.75: .* was made with 0\.5"):
-    runs.open_run(folder, Settings(ratio=0.75), resume=True, force=False)
+    open_run(folder, Settings(ratio=0.75), resume=True, force=False)
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_foreign_files_are_never_touched(tmp_path, force):
   (tmp_path / "thesis.txt").write_text("mine")
   with pytest.raises(InputError, match="not a run"):
-    runs.open_run(tmp_path, Settings(), resume=False, force=force)
+    open_run(tmp_path, Settings(), resume=False, force=force)
   assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -50,17 +56,45 @@ def test_a_file_in_the_way_is_one_sentence(tmp_path):
   (tmp_path / "file").write_text("")
   for folder in (tmp_path / "file", tmp_path / "file" / "run"):
     with pytest.raises(InputError, match="--out"):
-      runs.open_run(folder, Settings(), resume=False, force=False)
+      open_run(folder, Settings(), resume=False, force=False)
 
 
-def test_a_refused_run_leaves_nothing_behind(tmp_path):
-  folder = runs.open_run(tmp_path / "a", Settings(), resume=False, force=False)
-  runs.discard(folder)
-  assert not folder.exists()
+def test_a_folder_with_somebody_elses_config_is_not_a_run(tmp_path):
+  """Hugging Face folders hold a config.json too."""
+  (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+  (tmp_path / "report.md").write_text("mine")
+  for claim in ({"force": True, "resume": False}, {"force": False, "resume": True}):
+    with pytest.raises(InputError, match="not a run"):
+      open_run(tmp_path, Settings(), **claim)
+  assert (tmp_path / "report.md").read_text() == "mine"
 
 
-def test_a_damaged_config_is_refused(tmp_path):
-  folder = runs.open_run(tmp_path / "a", Settings(), resume=False, force=False)
-  (folder / "config.json").write_text("{")
-  with pytest.raises(InputError, match="damaged"):
-    runs.open_run(folder, Settings(), resume=True, force=False)
+def test_checking_touches_nothing(tmp_path):
+  runs.check_folder(tmp_path / "a" / "b", Settings(), resume=False, force=False)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "null", "5", "{}"])
+def test_a_damaged_config_is_refused(tmp_path, text):
+  folder = open_run(tmp_path / "a", Settings(), resume=False, force=False)
+  (folder / "config.json").write_text(text)
+  with pytest.raises(InputError, match="not a run"):
+    open_run(folder, Settings(), resume=True, force=False)
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path):
+  journal = runs.open_run(tmp_path / "a", Settings(), {}, resume=False, force=False)
+  for claim in ({"force": True, "resume": False}, {"force": False, "resume": True}):
+    with pytest.raises(InputError, match="in use by another run"):
+      open_run(tmp_path / "a", Settings(), **claim)
+  journal.close()
+
+
+def test_a_nested_setting_is_named_alone(tmp_path):
+  @dataclasses.dataclass(frozen=True)
+  class Outer:
+    search: Settings = dataclasses.field(default_factory=Settings)
+
+  folder = open_run(tmp_path / "a", Outer(), resume=False, force=False)
+  with pytest.raises(InputError, match=r"--search\.ratio 0\.75"):
+    open_run(folder, Outer(Settings(ratio=0.75)), resume=True, force=False)

@@ -72,7 +72,7 @@ def test_swaps_close_most_of_the_gap_on_planted_objectives(n, k, budget, least):
 
 
 def test_swaps_end_in_a_local_optimum_when_nothing_is_left():
-  linear, loss = planted(8, seed=3)
+  _linear, loss = planted(8, seed=3)
   start = bits(8, range(4))
   solver = SwapSolver(start, loss(start), np.zeros(8))
   run(solver, loss, 10**6)

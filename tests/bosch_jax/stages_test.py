@@ -159,7 +159,7 @@ def test_a_search_killed_after_any_line_resumes_to_the_same_mask_and_journal(tmp
 
 def test_the_papers_stage_one_tries_every_choice_and_keeps_the_cascade():
   evaluator = PlantedEvaluator(5, 4, seed=6, pairs=0)
-  search, importance, _, _ = run(evaluator, 0.5, paper)
+  _search, importance, _, _ = run(evaluator, 0.5, paper)
   np.testing.assert_array_equal(importance.cascade.sum(1), 2)
   cheapest = np.sort(np.argsort(evaluator.cost_of.reshape(5, 4), axis=1)[:, :2], axis=1)
   np.testing.assert_array_equal(np.nonzero(importance.cascade)[1].reshape(5, 2), cheapest)

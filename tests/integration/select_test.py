@@ -1,6 +1,7 @@
 """`python run.py select`, as a user runs it: in a process of its own, on files on disk."""
 
 import json
+import os
 import pathlib
 import random
 import signal
@@ -11,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from bosch_jax import cli
 from models import registry
 from models.windows import HeadMask
 from tests.integration.tiny_gguf import write_tiny_gguf
@@ -81,7 +83,7 @@ def test_the_same_seed_gives_the_same_mask_file_byte_for_byte(finished, model, t
   assert (tmp_path / "b" / "mask.json").read_bytes() == (finished[0] / "mask.json").read_bytes()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_killed_run_resumes_to_the_identical_mask_and_scores_nothing_twice(finished, model, tmp_path, how):
   folder = tmp_path / "c"
   flags = ("--model", model, *SMALL, "--out", folder)
@@ -96,7 +98,7 @@ def test_a_killed_run_resumes_to_the_identical_mask_and_scores_nothing_twice(fin
   process.send_signal(how)
   _, err = process.communicate(timeout=60)
   assert "Traceback" not in err
-  if how == signal.SIGINT:
+  if how != signal.SIGKILL:
     assert process.returncode == 130 and "--resume" in err
   before = (folder / "journal.jsonl").read_text().splitlines()
   code, _, err = run(*flags, "--resume")
@@ -114,9 +116,39 @@ def test_a_killed_run_resumes_to_the_identical_mask_and_scores_nothing_twice(fin
   [(("--ratio", "0.01"), "--ratio 0.01"), (("--context", "4000"), "--context 4000"), (("--context", "100"), "--context 100")],
 )
 def test_what_only_the_model_can_tell_is_refused_and_leaves_nothing(model, tmp_path, flags, named):
-  code, out, err = run("--model", model, *SMALL, "--out", tmp_path / "d", *flags)
+  code, _out, err = run("--model", model, *SMALL, "--out", tmp_path / "d", *flags)
   assert code == 2 and named in err and len(err.strip().splitlines()) == 1, err
   assert not (tmp_path / "d").exists()
+
+
+def test_ctrl_c_before_anything_is_scored_is_no_traceback(model, tmp_path):
+  for delay in (0.1, 0.4, 1.0):
+    process = start("--model", model, *SMALL, "--out", tmp_path / "h")
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    # Python itself has not installed its handler in the first tenths of a second.
+    assert process.returncode in (130, -signal.SIGINT), err
+    assert "run.py" not in err
+
+
+def test_a_terminal_without_unicode_is_enough(finished, model, tmp_path):
+  env = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+  process = start("--model", model, *SMALL, "--out", finished[0], "--resume", env=env)
+  _, err = process.communicate(timeout=120)
+  assert process.returncode == 0, err
+
+
+def test_force_with_bad_input_keeps_the_earlier_run(finished, model):
+  before = (finished[0] / "result.json").read_bytes()
+  code, _, err = run("--model", model, *SMALL, "--out", finished[0], "--force", "--context", "100")
+  assert code == 2 and "--context" in err
+  assert (finished[0] / "result.json").read_bytes() == before
+
+
+def test_sinks_never_reach_a_needle(model, tmp_path):
+  code, _, err = run("--model", model, *SMALL, "--out", tmp_path / "i", "--sinks", "150")
+  assert code == 2 and "--sinks 150" in err and not (tmp_path / "i").exists()
 
 
 def test_a_used_folder_is_refused(finished, model):
@@ -136,3 +168,19 @@ def test_all_full_and_all_local_need_no_search(model, tmp_path, ratio):
   assert result["ratio"] == ratio
   column = "all_local" if ratio else "full"
   assert np.isclose(result["held_out"]["mask"]["nll"], result["held_out"][column]["nll"])
+
+
+@pytest.mark.parametrize(
+  "flags",
+  [
+    "--dtype bfloat16",
+    "--search.recipe paper --score accuracy --budget 40",
+    "--task single --haystack essay --sinks 2 --seed 7",
+  ],
+)
+def test_other_choices_run_to_the_end(model, tmp_path, flags, capsys):
+  arguments = ["select", "--model", str(model), *SMALL, "--out", str(tmp_path / "f"), *flags.split()]
+  assert cli.main(arguments) == 0, capsys.readouterr().err
+  result = json.loads((tmp_path / "f" / "result.json").read_text())
+  assert result["num_local"] == 6
+  assert all(np.isfinite(result["held_out"]["mask"][f]) for f in ("nll", "nll_se", "exact_match"))

@@ -226,25 +226,26 @@ def test_export_refuses(tmp_path, folder):
 
 
 MEASURE = """
-import resource, sys
-import jax, jax.numpy as jnp, numpy as np
+import re, sys
+import jax, jax.numpy as jnp
 from models import safetensors_loader
 from models.config import ModelConfig
+def status(key):  # not getrusage, whose peak a process inherits from the one that started it
+  with open("/proc/self/status") as file:
+    return 1024 * int(re.search(key + r":\\s+(\\d+) kB", file.read())[1])
 config = eval(sys.argv[2])
 jnp.zeros(8).block_until_ready()
-with open("/proc/self/statm") as f:
-  before = int(f.read().split()[1]) * resource.getpagesize()
+before = status("VmRSS")
 params = safetensors_loader.load_params(sys.argv[1], config, jnp.dtype(sys.argv[3]))
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 leaves = jax.tree.leaves(params)
-print(peak - before, sum(p.nbytes for p in leaves), max(p.nbytes for p in leaves))
+print(status("VmHWM") - before, sum(p.nbytes for p in leaves), max(p.nbytes for p in leaves))
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_peak_memory_is_the_tree_and_one_stacked_tensor(tmp_path, dtype):
-  """Weights of 280 MB: neither a second copy of them nor the files' pages stay in memory."""
+  """Neither a second copy of them nor the files' pages stay in memory."""
   import ml_dtypes
 
   config = ModelConfig(16000, 6, 512, 8, 4, 64, 3072, 64, tied_head=False)
@@ -267,5 +268,5 @@ def test_peak_memory_is_the_tree_and_one_stacked_tensor(tmp_path, dtype):
   print(
     f"{dtype}: {peak / 1e6:.0f} MB at most for a tree of {tree / 1e6:.0f} MB, largest {largest / 1e6:.0f} MB"
   )
-  # 4 threads hold a stored and a converted tensor each.
-  assert peak < tree + largest + 4 * 2 * 16000 * 512 * 4 / 4 + 30e6
+  # The constant: four threads with a stored and a converted tensor each, and what jax allocates once.
+  assert peak < tree + largest + 80e6

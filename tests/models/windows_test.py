@@ -24,7 +24,7 @@ def test_windows_of_a_mask_written_out():
 
 @pytest.mark.parametrize(
   ("ratio", "total", "expected"),
-  [(0.5, 90, 45), (0.75, 90, 68), (0.875, 90, 79), (0.5, 3, 2), (0.0, 90, 0), (1.0, 90, 90), (0.25, 90, 23)],
+  [(0.5, 90, 45), (0.75, 90, 68), (0.875, 90, 79), (0.5, 3, 2), (0.0, 90, 0), (1.0, 90, 90), (0.25, 90, 23), (0.35, 90, 32), (0.15, 90, 14)],
 )
 def test_number_of_local_groups_rounds_half_up(ratio, total, expected):
   assert num_local_for(ratio, total) == expected
