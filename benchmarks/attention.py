@@ -209,7 +209,10 @@ def plot(records: list[dict], path: pathlib.Path) -> None:
       style = ":" if name in BASELINES else "-" if name == "static" else "--"
       axis.plot(*zip(*sorted(points), strict=True), style, marker="o", markersize=3, label=label)
     axis.set(
-      xscale="log", yscale="log", xlabel="tokens", title=mode,
+      xscale="log",
+      yscale="log",
+      xlabel="tokens",
+      title=mode,
       ylabel="CPU seconds" if clock == "cpu_s" else "seconds",
     )
     axis.set_xticks(sorted({r["tokens"] for r in records}))

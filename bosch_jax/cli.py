@@ -59,7 +59,10 @@ def main(args: Sequence[str]) -> int:
     return 2
   except OSError as error:
     what = error.filename or "writing the run"
-    print(f"error: {what}: {error.strerror}; make room, then the same command with --resume goes on", file=sys.stderr)
+    print(
+      f"error: {what}: {error.strerror}; make room, then the same command with --resume goes on",
+      file=sys.stderr,
+    )
     return 1
   return 0
 

@@ -61,7 +61,9 @@ def answer_scores(model, params, x_BxTxD, batch: Batch) -> tuple[jax.Array, jax.
   return nll_BxQxA.sum(-1) / valid_BxQxA.sum(-1).astype(jnp.float32), hit_BxQxA.all(-1)
 
 
-def score_from(model: Transformer, stride: int, params, states, batch: Batch, masks_CxLxG, window, start):
+def score_from(
+  model: Transformer, stride: int, params, states, batch: Batch, masks_CxLxG, window, start
+):
   """Scores of C masks that agree with the base mask below layer `start`.
 
   Args:
@@ -75,17 +77,27 @@ def score_from(model: Transformer, stride: int, params, states, batch: Batch, ma
   """
   C, B = masks_CxLxG.shape[0], batch.tokens_BxT.shape[0]
   windows_CxLxH = windows_lib.expand(masks_CxLxG, model.config.num_heads, window, jnp)
-  windows_LxNxH = jnp.repeat(windows_CxLxH.swapaxes(0, 1), B, axis=1)  # candidates fold into N = C B
+  windows_LxNxH = jnp.repeat(
+    windows_CxLxH.swapaxes(0, 1), B, axis=1
+  )  # candidates fold into N = C B
   folded = jax.tree.map(lambda a: jnp.tile(a, (C,) + (1,) * (a.ndim - 1)), batch)
   x = jax.lax.dynamic_index_in_dim(states, start // stride, keepdims=False)
   x = run_layers(
-    model, params, jnp.tile(x, (C, 1, 1)), windows_LxNxH, folded.positions_BxT, folded.segments_BxT, start
+    model,
+    params,
+    jnp.tile(x, (C, 1, 1)),
+    windows_LxNxH,
+    folded.positions_BxT,
+    folded.segments_BxT,
+    start,
   )
   nll, exact = answer_scores(model, params, x, folded)
   return nll.reshape(C, B, -1), exact.reshape(C, B, -1)
 
 
-def extend_states(model: Transformer, stride: int, params, states, batch: Batch, mask_LxG, window, first, last):
+def extend_states(
+  model: Transformer, stride: int, params, states, batch: Batch, mask_LxG, window, first, last
+):
   """The base's hidden states, recomputed from slot `first` up to slot `last`."""
   B = batch.tokens_BxT.shape[0]
   windows_LxH = windows_lib.expand(mask_LxG, model.config.num_heads, window, jnp)
@@ -94,8 +106,14 @@ def extend_states(model: Transformer, stride: int, params, states, batch: Batch,
 
   def step(i, states):
     x = run_layers(
-      model, params, states[i], windows_LxBxH, batch.positions_BxT, batch.segments_BxT,
-      i * stride, (i + 1) * stride,
+      model,
+      params,
+      states[i],
+      windows_LxBxH,
+      batch.positions_BxT,
+      batch.segments_BxT,
+      i * stride,
+      (i + 1) * stride,
     )
     return jax.lax.dynamic_update_index_in_dim(states, x, i + 1, 0)
 
@@ -185,7 +203,9 @@ class Evaluator:
     self._states: list[jax.Array | None] = [None] * len(self._rows)
     self._depth = [-1] * len(self._rows)  # layers of the base whose inputs are stored
     self._paid = [-1] * len(self._rows)  # layers of the base whose inputs were charged for
-    self._logged = {(entry["mask"], tuple(entry["contexts"])): entry for entry in self.journal.lines}
+    self._logged = {
+      (entry["mask"], tuple(entry["contexts"])): entry for entry in self.journal.lines
+    }
 
   def rebase(self, mask_LxG: np.ndarray) -> None:
     """Declares the mask whose hidden states later candidates start from (most share its lower
@@ -261,8 +281,14 @@ class Evaluator:
       self._ensure_states(r, start)
     outputs = [
       _score_from(
-        self._model, self._stride, self.params, self._states[r], self._rows[r], padded,
-        jnp.int32(self.window), jnp.int32(start),
+        self._model,
+        self._stride,
+        self.params,
+        self._states[r],
+        self._rows[r],
+        padded,
+        jnp.int32(self.window),
+        jnp.int32(start),
       )
       for r in rows
     ]
@@ -284,7 +310,11 @@ class Evaluator:
     if depth >= layer:
       return 0.0
     self._paid[row] = layer
-    return self.batch / len(self.prompts) * self._layers_cost(layer - max(depth, 0) // self._stride * self._stride)
+    return (
+      self.batch
+      / len(self.prompts)
+      * self._layers_cost(layer - max(depth, 0) // self._stride * self._stride)
+    )
 
   def _ensure_states(self, row: int, layer: int) -> None:
     """Computes the base's hidden states up to the input of `layer`."""
@@ -294,15 +324,26 @@ class Evaluator:
     if self._states[row] is None:
       kept = math.ceil(self.config.num_layers / self._stride)
       dtype = self.params["embed"]["embedding"].dtype
-      self._states[row] = jnp.zeros((kept, *self._rows[row].tokens_BxT.shape, self.config.model_dim), dtype)
+      self._states[row] = jnp.zeros(
+        (kept, *self._rows[row].tokens_BxT.shape, self.config.model_dim), dtype
+      )
     self._states[row] = _extend_states(
-      self._model, self._stride, self.params, self._states[row], self._rows[row], self._base,
-      jnp.int32(self.window), jnp.int32(max(depth, 0) // self._stride), jnp.int32(layer // self._stride),
+      self._model,
+      self._stride,
+      self.params,
+      self._states[row],
+      self._rows[row],
+      self._base,
+      jnp.int32(self.window),
+      jnp.int32(max(depth, 0) // self._stride),
+      jnp.int32(layer // self._stride),
     )
     self._depth[row] = layer
 
   def _layers_cost(self, layers: int) -> float:
-    return layers * self._layer_flops / (self.config.num_layers * self._layer_flops + self._head_flops)
+    return (
+      layers * self._layer_flops / (self.config.num_layers * self._layer_flops + self._head_flops)
+    )
 
 
 def common_prefix(a_LxG: np.ndarray, b_LxG: np.ndarray) -> int:

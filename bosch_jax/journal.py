@@ -49,7 +49,9 @@ class Journal:
     try:
       fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-      raise InputError("--out", self.path.parent, "is in use by another run; wait for it or choose another folder") from None
+      raise InputError(
+        "--out", self.path.parent, "is in use by another run; wait for it or choose another folder"
+      ) from None
     kept = self._read(header) if resume else 0
     self._file.truncate(kept)
     if not kept:
@@ -67,7 +69,9 @@ class Journal:
       if not isinstance(entry, dict) or (number > 1 and not _whole(entry)):
         if number == len(lines):
           break  # torn by a crash while it was written; everything before it is whole
-        raise InputError("--resume", self.path, f"line {number} is damaged; start over with --force")
+        raise InputError(
+          "--resume", self.path, f"line {number} is damaged; start over with --force"
+        )
       entries.append(entry)
       kept += len(line)
     if not entries:
@@ -76,7 +80,8 @@ class Journal:
     for field in [*header, *stored]:
       if stored.get(field) != header.get(field):
         raise InputError(
-          f"--resume {self.path}: {field}", header.get(field),
+          f"--resume {self.path}: {field}",
+          header.get(field),
           f"the run there was made with {stored.get(field)}; resume with the same settings or choose another --out",
         )
     self.lines = entries[1:]

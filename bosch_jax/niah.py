@@ -78,8 +78,12 @@ def make_niah(
     questions = needles = 1
   _check(
     dict(
-      context=context, window=window, samples=samples, seed=seed,
-      questions=questions, needles=needles,
+      context=context,
+      window=window,
+      samples=samples,
+      seed=seed,
+      questions=questions,
+      needles=needles,
     ),
     dict(task=(task, TASKS), style=(style, tuple(LEADS)), split=(split, SPLITS)),
   )
@@ -93,7 +97,8 @@ def make_niah(
   least = max(row.least_length for row in rows)
   if least > context:
     raise InputError(
-      "--context", context,
+      "--context",
+      context,
       f"is too short for {needles} needle{'s' * (needles > 1)} outside a window of {window} "
       f"tokens; use at least {least}, or a smaller --window",
     )
@@ -113,12 +118,14 @@ def _check(counts: dict[str, int], choices: dict[str, tuple[str, Sequence[str]]]
   context, window = counts["context"], counts["window"]
   if window >= context:
     raise InputError(
-      "--window", window,
+      "--window",
+      window,
       f"must be smaller than --context {context}; use for example {max(1, context // 8)}",
     )
   if counts["questions"] > counts["needles"]:
     raise InputError(
-      "--questions", counts["questions"],
+      "--questions",
+      counts["questions"],
       f"cannot all be about different needles; use at most --needles {counts['needles']}",
     )
 

@@ -106,5 +106,7 @@ def select_heads(search: Search, assigned: Assignment) -> tuple[np.ndarray, int]
   for i, layers in enumerate(groups):
     search.evaluator.stage = f"3 group {i + 1} of {len(groups)}"
     z = with_rows(z, layers, assigned.mask[layers])
-    z = optimise(search, z, layers, assigned.cost_LxG, np.repeat(layers, G), options.exchange_patience)
+    z = optimise(
+      search, z, layers, assigned.cost_LxG, np.repeat(layers, G), options.exchange_patience
+    )
   return z, len(groups)

@@ -52,7 +52,9 @@ class SearchProgress:
       seconds = max(0.0, self._budget - cost) * (now - began) / (cost - had)
       left = f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
     shown = "" if best is None else f"best NLL {best:.3f}"
-    self._progress.update(self._task, description=stage, completed=min(cost, self._budget), best=shown, left=left)
+    self._progress.update(
+      self._task, description=stage, completed=min(cost, self._budget), best=shown, left=left
+    )
     group = stage.split(" layer")[0]
     if self._progress.disable and group != self._last:
       self._console.print(f"{stage}: {cost:.1f} passes spent {shown}".rstrip(), highlight=False)

@@ -17,18 +17,20 @@ def rows(result: dict) -> list[tuple[str, ...]]:
   table = [("", "local", "answer NLL", "exact match", f"KV at {context} tokens")]
   for column in COLUMNS:
     scores, kv = result["held_out"][column], result["kv"]["bytes"][column]
-    table.append((
-      NAMES.get(column, f"{result['method'].upper()} mask"),
-      f"{local[column]} of {total}",
-      with_error(scores["nll"], scores["nll_se"], 3),
-      with_error(scores["exact_match"], scores["exact_match_se"], 2),
-      f"{kv / 2**20:.1f} MiB {kv / result['kv']['bytes_full']:4.0%}",
-    ))
+    table.append(
+      (
+        NAMES.get(column, f"{result['method'].upper()} mask"),
+        f"{local[column]} of {total}",
+        with_error(scores["nll"], scores["nll_se"], 3),
+        with_error(scores["exact_match"], scores["exact_match_se"], 2),
+        f"{kv / 2**20:.1f} MiB {kv / result['kv']['bytes_full']:4.0%}",
+      )
+    )
   return table
 
 
 def with_error(value: float, error: float | None, digits: int) -> str:
-  """"0.123 ± 0.005"; without an error where there is only one context."""
+  """ "0.123 ± 0.005"; without an error where there is only one context."""
   return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
@@ -36,7 +38,9 @@ def terminal_table(result: dict) -> Table:
   """The closing table for the terminal."""
   n = result["held_out"]["mask"]["n"]
   header, *body = rows(result)
-  table = Table(title=f"{escape(result['model'])}: {n} held-out questions, context {result['context']}, window {result['window']}")
+  table = Table(
+    title=f"{escape(result['model'])}: {n} held-out questions, context {result['context']}, window {result['window']}"
+  )
   for i, name in enumerate(header):
     table.add_column(name, justify="left" if i == 0 else "right")
   for row in body:
@@ -94,10 +98,16 @@ def draw_mask(path: pathlib.Path, local_LxG: np.ndarray, weight_L: np.ndarray, t
   layers, groups = local_LxG.shape
   local, full = "#d9e2ec", "#1f5f8b"
   figure, (left, right) = plt.subplots(
-    1, 2, sharey=True, figsize=(3.6 + 0.3 * groups, 1.4 + 0.19 * layers),
-    width_ratios=(max(groups, 2) * 0.35, 2), layout="constrained",
+    1,
+    2,
+    sharey=True,
+    figsize=(3.6 + 0.3 * groups, 1.4 + 0.19 * layers),
+    width_ratios=(max(groups, 2) * 0.35, 2),
+    layout="constrained",
   )
-  left.imshow(local_LxG, cmap=ListedColormap([full, local]), vmin=0, vmax=1, aspect="auto", origin="lower")
+  left.imshow(
+    local_LxG, cmap=ListedColormap([full, local]), vmin=0, vmax=1, aspect="auto", origin="lower"
+  )
   left.set_xticks(range(groups))
   left.set_yticks(range(layers), minor=True)
   left.set_xticks(np.arange(groups) - 0.5, minor=True)
@@ -111,7 +121,9 @@ def draw_mask(path: pathlib.Path, local_LxG: np.ndarray, weight_L: np.ndarray, t
   right.set_xlabel("layer weight\n(1 = hardest to localise)")
   figure.legend(
     handles=[Patch(color=full, label="full context"), Patch(color=local, label="window only")],
-    loc="outside lower center", ncols=2, frameon=False,
+    loc="outside lower center",
+    ncols=2,
+    frameon=False,
   )
   figure.suptitle(title, fontsize=10, parse_math=False)
   figure.savefig(path, dpi=150)

@@ -39,7 +39,9 @@ def open_run(
         (folder / name).unlink(missing_ok=True)
     write_json(folder / CONFIG, {"format": FORMAT, **as_json(settings)})
   except OSError as error:
-    raise InputError("--out", folder, f"cannot be written ({error.strerror}); choose another folder") from None
+    raise InputError(
+      "--out", folder, f"cannot be written ({error.strerror}); choose another folder"
+    ) from None
   return journal
 
 
@@ -50,13 +52,21 @@ def check_folder(folder: pathlib.Path, settings: object, *, resume: bool, force:
       return
     stored = _stored(folder)
   except OSError as error:
-    raise InputError("--out", folder, f"cannot be used ({error.strerror}); choose another folder") from None
+    raise InputError(
+      "--out", folder, f"cannot be used ({error.strerror}); choose another folder"
+    ) from None
   if stored is None:
-    raise InputError("--out", folder, "holds files that are not a run of this tool; choose an empty or new folder")
+    raise InputError(
+      "--out", folder, "holds files that are not a run of this tool; choose an empty or new folder"
+    )
   if resume:
     _check_same(folder, stored, as_json(settings))
   elif not force:
-    raise InputError("--out", folder, "is already used; pass --resume to go on, --force to start over, or another --out")
+    raise InputError(
+      "--out",
+      folder,
+      "is already used; pass --resume to go on, --force to start over, or another --out",
+    )
 
 
 def _stored(folder: pathlib.Path) -> dict | None:
@@ -83,6 +93,7 @@ def _check_same(folder: pathlib.Path, stored: dict, record: dict, prefix: str = 
       _check_same(folder, old, value, f"{prefix}{field}.")
     elif old != value:
       raise InputError(
-        f"--resume: {prefix}{field.replace('_', '-')}", value,
+        f"--resume: {prefix}{field.replace('_', '-')}",
+        value,
         f"the run in {folder} was made with {old}; give the same value or another --out",
       )

@@ -46,7 +46,9 @@ def search(evaluator: Evaluator, settings: SelectSettings, progress: SearchProgr
   def note(name: str, what: str, mask: np.ndarray) -> None:
     nll = float(evaluator.score([mask]).nll.mean())
     spent = evaluator.cost - sum(entry["cost"] for entry in log)
-    log.append({"name": name, "what": what, "nll": nll, "cost": spent, "num_local": int(mask.sum())})
+    log.append(
+      {"name": name, "what": what, "nll": nll, "cost": spent, "num_local": int(mask.sum())}
+    )
 
   def scored(stage: str, cost: float) -> None:
     interrupts.check()
@@ -79,7 +81,12 @@ def search(evaluator: Evaluator, settings: SelectSettings, progress: SearchProgr
     {"full": s.objective.full, "all_local": s.objective.all_local},
     log,
     [
-      {"layer": l, "weight": float(weights[l]), "num_local": int(mask[l].sum()), "group_cost": cost[l].tolist()}
+      {
+        "layer": l,
+        "weight": float(weights[l]),
+        "num_local": int(mask[l].sum()),
+        "group_cost": cost[l].tolist(),
+      }
       for l in range(len(mask))
     ],
     warning,

@@ -53,7 +53,12 @@ def select(settings: SelectSettings) -> dict:
   journal = runs.open_run(folder, settings, header, **claim)
   with SearchProgress(Console(stderr=True), settings.budget) as progress:
     evaluator = Evaluator(
-      loaded.config, loaded.params, calibration, settings.window, sinks=settings.sinks, journal=journal
+      loaded.config,
+      loaded.params,
+      calibration,
+      settings.window,
+      sinks=settings.sinks,
+      journal=journal,
     )
     found = search(evaluator, settings, progress)
     progress.note("held-out prompts")
@@ -85,7 +90,8 @@ def select(settings: SelectSettings) -> dict:
       "masks_scored": evaluator.masks_scored,
       "cpu_seconds": time.process_time() - cpu,
       "wall_seconds": time.monotonic() - wall,
-      "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+      "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+      * (1 if sys.platform == "darwin" else 1024),
     },
     "kv": kv_facts(loaded.config, found.mask, settings),
   }
@@ -94,7 +100,12 @@ def select(settings: SelectSettings) -> dict:
   console.print(report.terminal_table(result))
   if found.warning:
     console.print(f"warning: {found.warning}", style="yellow", soft_wrap=True, markup=False)
-  console.print(f"written to {folder}/: mask.json, report.md, mask.png, result.json", soft_wrap=True, highlight=False, markup=False)
+  console.print(
+    f"written to {folder}/: mask.json, report.md, mask.png, result.json",
+    soft_wrap=True,
+    highlight=False,
+    markup=False,
+  )
   return result
 
 
@@ -118,7 +129,9 @@ def prompts(tokenizer, settings: SelectSettings, split: str) -> PromptSet:
   first = int(np.round(made.depth_BxQ * made.haystack_B[:, None]).min())
   if first < settings.sinks:
     raise InputError(
-      "--sinks", settings.sinks, f"reaches into the text that is searched (a needle begins at token {first}); use at most {first}"
+      "--sinks",
+      settings.sinks,
+      f"reaches into the text that is searched (a needle begins at token {first}); use at most {first}",
     )
   return made
 
@@ -133,7 +146,9 @@ def weights_digest(params: dict) -> str:
   return digest.hexdigest()[:16]
 
 
-def held_out_scores(loaded, held_out: PromptSet, mask: HeadMask, settings: SelectSettings) -> tuple[dict, float]:
+def held_out_scores(
+  loaded, held_out: PromptSet, mask: HeadMask, settings: SelectSettings
+) -> tuple[dict, float]:
   """Full attention, all local and the mask on prompts the search never saw.
 
   Returns:
@@ -141,9 +156,15 @@ def held_out_scores(loaded, held_out: PromptSet, mask: HeadMask, settings: Selec
     questions), their standard errors over contexts, and n, the number of questions; and the cost
     in full passes over the held-out set.
   """
-  evaluator = Evaluator(loaded.config, loaded.params, held_out, settings.window, sinks=settings.sinks)
+  evaluator = Evaluator(
+    loaded.config, loaded.params, held_out, settings.window, sinks=settings.sinks
+  )
   evaluator.on_scored = lambda stage, cost: interrupts.check()
-  masks = {"full": HeadMask.full(loaded.config), "all_local": HeadMask.all_local(loaded.config), "mask": mask}
+  masks = {
+    "full": HeadMask.full(loaded.config),
+    "all_local": HeadMask.all_local(loaded.config),
+    "mask": mask,
+  }
   scores = evaluator.score([m.local for m in masks.values()])
   out = {}
   for i, name in enumerate(masks):
@@ -167,17 +188,27 @@ def kv_facts(config: ModelConfig, mask: HeadMask, settings: SelectSettings) -> d
   tokens = config.context
   sizes = {
     "full": config.kv_bytes(tokens),
-    "all_local": HeadMask.all_local(config).kv_bytes(config, tokens, settings.window, settings.sinks),
+    "all_local": HeadMask.all_local(config).kv_bytes(
+      config, tokens, settings.window, settings.sinks
+    ),
     "mask": mask.kv_bytes(config, tokens, settings.window, settings.sinks),
   }
-  return {"tokens": tokens, "bytes_full": sizes["full"], "bytes_hybrid": sizes["mask"], "bytes": sizes}
+  return {
+    "tokens": tokens,
+    "bytes_full": sizes["full"],
+    "bytes_hybrid": sizes["mask"],
+    "bytes": sizes,
+  }
 
 
 def write_outputs(folder: pathlib.Path, config: ModelConfig, found: Found, result: dict) -> None:
   """mask.json, mask.png, report.md, and last result.json, whose presence means: done."""
   found.mask.save(
-    folder / "mask.json", config,
-    **{name: result[name] for name in ("model", "window", "sinks", "target_ratio", "method", "seed")},
+    folder / "mask.json",
+    config,
+    **{
+      name: result[name] for name in ("model", "window", "sinks", "target_ratio", "method", "seed")
+    },
     scores={
       name: {k: None if v is None else round(v, 5) for k, v in result["held_out"][name].items()}
       for name in ("full", "all_local", "mask")
@@ -185,7 +216,9 @@ def write_outputs(folder: pathlib.Path, config: ModelConfig, found: Found, resul
   )
   weights = np.array([layer["weight"] for layer in found.layers])
   report.draw_mask(
-    folder / "mask.png", found.mask.local, weights,
+    folder / "mask.png",
+    found.mask.local,
+    weights,
     f"{result['model']}: {found.mask.num_local} of {config.total_groups} groups local",
   )
   (folder / "report.md").write_text(report.markdown(result), encoding="utf-8")

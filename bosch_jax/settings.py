@@ -51,13 +51,30 @@ class SearchOptions:
   def __post_init__(self):
     for field in ("screen", "assign_share", "assign_budget"):
       if not 0 < getattr(self, field) <= 1:
-        raise InputError(_flag("search." + field), getattr(self, field), "must be a share above 0, up to 1; use for example 0.25")
-    for field in ("layer_budget", "assign_batch", "group_size", "swap_batch", "patience", "exchange_patience"):
+        raise InputError(
+          _flag("search." + field),
+          getattr(self, field),
+          "must be a share above 0, up to 1; use for example 0.25",
+        )
+    for field in (
+      "layer_budget",
+      "assign_batch",
+      "group_size",
+      "swap_batch",
+      "patience",
+      "exchange_patience",
+    ):
       if getattr(self, field) < 1:
-        raise InputError(_flag("search." + field), getattr(self, field), "must be a positive integer; use 1 or more")
+        raise InputError(
+          _flag("search." + field),
+          getattr(self, field),
+          "must be a positive integer; use 1 or more",
+        )
     for field in ("alpha", "tolerance", "slack", "cap"):
       if getattr(self, field) < 0:
-        raise InputError(_flag("search." + field), getattr(self, field), "must not be negative; use 0 or more")
+        raise InputError(
+          _flag("search." + field), getattr(self, field), "must not be negative; use 0 or more"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,19 +124,28 @@ class SelectSettings:
   def __post_init__(self):
     for field in ("window", "context", "samples", "budget", "seed", "held_out"):
       if getattr(self, field) < 1:
-        raise InputError(_flag(field), getattr(self, field), "must be a positive integer; use 1 or more")
+        raise InputError(
+          _flag(field), getattr(self, field), "must be a positive integer; use 1 or more"
+        )
     for field in ("samples", "held_out"):
       if getattr(self, field) > MOST_CONTEXTS:
-        raise InputError(_flag(field), getattr(self, field), f"is more than fits; use at most {MOST_CONTEXTS}")
+        raise InputError(
+          _flag(field), getattr(self, field), f"is more than fits; use at most {MOST_CONTEXTS}"
+        )
     if not 0 <= self.ratio <= 1:
       raise InputError("--ratio", self.ratio, "must be a share from 0 to 1; use for example 0.5")
     if self.window >= self.context:
       raise InputError(
-        "--window", self.window,
+        "--window",
+        self.window,
         f"must be smaller than --context {self.context}, or every head is full; use for example {max(1, self.context // 8)}",
       )
     if self.sinks < 0 or self.sinks + self.window >= self.context:
-      raise InputError("--sinks", self.sinks, f"must be 0 or more, and less than --context minus --window ({self.context - self.window})")
+      raise InputError(
+        "--sinks",
+        self.sinks,
+        f"must be 0 or more, and less than --context minus --window ({self.context - self.window})",
+      )
     if self.resume and self.force:
       raise InputError("--force and --resume", "", "contradict each other; give one of them")
 
@@ -131,18 +157,25 @@ class SelectSettings:
         below what the anchors and stage 1 cost.
     """
     if self.context > config.context:
-      raise InputError("--context", self.context, f"is beyond this model's {config.context} tokens; use at most that")
+      raise InputError(
+        "--context",
+        self.context,
+        f"is beyond this model's {config.context} tokens; use at most that",
+      )
     local = num_local_for(self.ratio, config.total_groups)
     if (self.ratio > 0 and local == 0) or (self.ratio < 1 and local == config.total_groups):
       raise InputError(
-        "--ratio", self.ratio,
+        "--ratio",
+        self.ratio,
         f"cannot be reached: this model has {config.total_groups} head groups, so the nearest is {local / config.total_groups:g}; "
         f"use a multiple of 1/{config.total_groups}",
       )
     least = self.least_budget(config)
     if 0 < local < config.total_groups and self.budget < least:
       raise InputError(
-        "--budget", self.budget, f"is less than the anchors and stage 1 take on this model; use {least} or more"
+        "--budget",
+        self.budget,
+        f"is less than the anchors and stage 1 take on this model; use {least} or more",
       )
 
   def least_budget(self, config: ModelConfig) -> int:
@@ -159,12 +192,20 @@ class SelectSettings:
     """Where the run is written."""
     if self.out is not None:
       return pathlib.Path(self.out)
-    model = pathlib.Path(self.model.removesuffix(".gguf")).absolute().name if self.model else "model"
+    model = (
+      pathlib.Path(self.model.removesuffix(".gguf")).absolute().name if self.model else "model"
+    )
     name = f"{model}-{self.method}-r{self.ratio:g}-w{self.window}-c{self.context}-s{self.seed}"
     shown = ("model", "method", "ratio", "window", "context", "seed", "out", "resume", "force")
     rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in shown}
-    if rest != {f.name: getattr(SelectSettings(), f.name) for f in dataclasses.fields(self) if f.name not in shown}:
-      name += "-" + hashlib.sha256(repr(rest).encode()).hexdigest()[:6]  # other settings, another folder
+    if rest != {
+      f.name: getattr(SelectSettings(), f.name)
+      for f in dataclasses.fields(self)
+      if f.name not in shown
+    }:
+      name += (
+        "-" + hashlib.sha256(repr(rest).encode()).hexdigest()[:6]
+      )  # other settings, another folder
     return pathlib.Path("runs") / name
 
   @property

@@ -55,7 +55,9 @@ class Search:
     if contexts not in self._objectives:
       anchors = [np.zeros(self.shape, bool), np.ones(self.shape, bool)]
       scores = self.evaluator.score(anchors, contexts).score(self.settings.score)
-      self._objectives[contexts] = Objective(*scores, self.settings.ratio, self.settings.search.alpha)
+      self._objectives[contexts] = Objective(
+        *scores, self.settings.ratio, self.settings.search.alpha
+      )
     return self._objectives[contexts]
 
   def loss(self, masks: list[np.ndarray], contexts: tuple[int, ...] | None = None) -> np.ndarray:
@@ -69,7 +71,9 @@ class Search:
     scores = self.evaluator.score(masks, contexts).score(self.settings.score)
     return 1.0 - self._objective(contexts).normalised(scores)
 
-  def race(self, masks: list[np.ndarray], incumbent: np.ndarray, screen: tuple[int, ...]) -> np.ndarray:
+  def race(
+    self, masks: list[np.ndarray], incumbent: np.ndarray, screen: tuple[int, ...]
+  ) -> np.ndarray:
     """L(z) of masks that beat the incumbent on the screening contexts; the others keep the
     incumbent's loss plus what they were worse by there, and cost no more than the screening."""
     before = self.loss([incumbent])[0]
@@ -178,7 +182,9 @@ def assign_ratios(search: Search, importance: Importance) -> Assignment:
       cost[moved] = lost
       accepted = lost <= max(cost[queue[1]] if len(queue) > 1 else math.inf, options.slack)
     else:
-      accepted = size <= least or lost <= options.slack * size + np.maximum(cost[moved], 0.0).sum() / 2
+      accepted = (
+        size <= least or lost <= options.slack * size + np.maximum(cost[moved], 0.0).sum() / 2
+      )
     if accepted:
       z, current = candidate, current + lost
       search.evaluator.rebase(z)
@@ -239,8 +245,12 @@ def optimise(search: Search, z, layers, cost_LxG, classes, patience) -> np.ndarr
   """
   options = search.settings.search
   solver = SwapSolver(
-    z[layers].ravel(), search.loss([z])[0], cost_LxG[layers].ravel(),
-    classes=classes, batch=options.swap_batch, patience=patience,
+    z[layers].ravel(),
+    search.loss([z])[0],
+    cost_LxG[layers].ravel(),
+    classes=classes,
+    batch=options.swap_batch,
+    patience=patience,
   )
   search.evaluator.rebase(z)
   search.note_best(z)

@@ -90,6 +90,7 @@ def _permute(params: dict, order_LxG: np.ndarray, config: ModelConfig) -> dict:
   if extra := {f"{a}/{b}" for a in old for b in old[a]} - set(moves):
     raise ValueError(f"attention parameters that are not known how to permute: {sorted(extra)}")
   new = {
-    a: {b: take(x, *move) if (move := moves[f"{a}/{b}"]) else x for b, x in old[a].items()} for a in old
+    a: {b: take(x, *move) if (move := moves[f"{a}/{b}"]) else x for b, x in old[a].items()}
+    for a in old
   }
   return {**params, "layers": {**params["layers"], "attn": new}}

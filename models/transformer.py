@@ -46,7 +46,14 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, sinks=0, backend=None, rotary=None,
+    self,
+    x_BxTxD,
+    windows_xH,
+    positions_BxT,
+    segments_BxT,
+    sinks=0,
+    backend=None,
+    rotary=None,
     packed=False,
   ):
     c, dtype = self.config, x_BxTxD.dtype
@@ -61,12 +68,20 @@ class Attention(nn.Module):
     k_BxTxGxK = rotate(project("k", c.num_groups), cos, sin)
     v_BxTxGxK = project("v", c.num_groups)
     out_BxTxHxK = attention(
-      q_BxTxHxK, k_BxTxGxK, v_BxTxGxK, windows_xH,
+      q_BxTxHxK,
+      k_BxTxGxK,
+      v_BxTxGxK,
+      windows_xH,
       # Without segments the row is one document, which static kernels are told by leaving both out.
-      positions_BxT=None if segments_BxT is None else positions_BxT, segments_BxT=segments_BxT,
-      sinks=sinks, backend=backend, packed=packed,
+      positions_BxT=None if segments_BxT is None else positions_BxT,
+      segments_BxT=segments_BxT,
+      sinks=sinks,
+      backend=backend,
+      packed=packed,
     )
-    return nn.DenseGeneral(c.model_dim, axis=(-2, -1), use_bias=False, dtype=dtype, name="o")(out_BxTxHxK)
+    return nn.DenseGeneral(c.model_dim, axis=(-2, -1), use_bias=False, dtype=dtype, name="o")(
+      out_BxTxHxK
+    )
 
 
 class MLP(nn.Module):
@@ -98,7 +113,13 @@ class Layer(nn.Module):
     feed_forward = MoE if self.config.num_experts else MLP
     normed = RMSNorm(eps, name="attn_norm")(x_BxTxD)
     x_BxTxD = x_BxTxD + Attention(self.config, name="attn")(
-      normed, windows_xH, positions_BxT, segments_BxT, self.sinks, self.backend, rotary,
+      normed,
+      windows_xH,
+      positions_BxT,
+      segments_BxT,
+      self.sinks,
+      self.backend,
+      rotary,
       self.packed,
     )
     normed = RMSNorm(eps, name="mlp_norm")(x_BxTxD)
@@ -177,7 +198,9 @@ class Transformer(nn.Module):
   def logits(self, x_xD):
     """Final norm and output head at the given hidden states: float32 `[..., V]`."""
     x_xD = self.final_norm(x_xD)
-    return (self.embed.attend(x_xD) if self.config.tied_head else self.head(x_xD)).astype(jnp.float32)
+    return (self.embed.attend(x_xD) if self.config.tied_head else self.head(x_xD)).astype(
+      jnp.float32
+    )
 
 
 def rotary_layers(config: ModelConfig):
@@ -190,7 +213,9 @@ def rotary_layers(config: ModelConfig):
 def layout(tokens_BxT, positions_BxT=None, segments_BxT=None):
   """Defaults for one document per row: positions 0..T-1, segment 0."""
   if positions_BxT is None:
-    positions_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1], dtype=jnp.int32), tokens_BxT.shape)
+    positions_BxT = jnp.broadcast_to(
+      jnp.arange(tokens_BxT.shape[1], dtype=jnp.int32), tokens_BxT.shape
+    )
   if segments_BxT is None:
     segments_BxT = jnp.zeros(tokens_BxT.shape, jnp.int32)
   return positions_BxT, segments_BxT
@@ -220,7 +245,9 @@ def run_layers(
   def step(l, x):
     params_l = jax.tree.map(lambda p: p[l], params["layers"])
     rotary = None if rotary_L is None else rotary_L[l]
-    return layer.apply({"params": params_l}, x, windows_LxBxH[l], positions_BxT, segments_BxT, rotary)[0]
+    return layer.apply(
+      {"params": params_l}, x, windows_LxBxH[l], positions_BxT, segments_BxT, rotary
+    )[0]
 
   stop = model.config.num_layers if stop is None else stop
   return jax.lax.fori_loop(start, stop, step, x_BxTxD)

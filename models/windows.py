@@ -139,14 +139,17 @@ class HeadMask:
     try:
       record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-      raise InputError("mask", path, f"cannot be read ({error.strerror}); give the mask.json of a run") from None
+      raise InputError(
+        "mask", path, f"cannot be read ({error.strerror}); give the mask.json of a run"
+      ) from None
     except ValueError:
       raise InputError("mask", path, "is not JSON; give the mask.json of a run") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
       raise InputError("mask", path, f"is not a {FORMAT} file; give the mask.json of a run")
     if record.get("fingerprint") != config.fingerprint:
       raise InputError(
-        "mask", path,
+        "mask",
+        path,
         f"was made for {record.get('model')} ({record.get('layers')} layers x {record.get('groups')} groups, "
         f"fingerprint {record.get('fingerprint')}), not for this model (fingerprint {config.fingerprint}); "
         "pass that model with --model",
@@ -157,7 +160,8 @@ class HeadMask:
       local = np.zeros(0, int)
     if local.shape != (config.num_layers, config.num_groups) or not np.isin(local, (0, 1)).all():
       raise InputError(
-        "mask", path,
+        "mask",
+        path,
         f"'swa' must be {config.num_layers} rows of {config.num_groups} zeros and ones; use an unedited mask.json",
       )
     return cls(local.astype(bool)), record

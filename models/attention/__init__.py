@@ -1,13 +1,13 @@
 """Attention with a window of its own for every head.
 
-    backend     platform   windows         gradients   notes
-    reference   any        both            yes         the specification; T x T scores
-    blocked     any        both            yes         XLA loops, bounds from runtime windows
-    static      any        tuple           yes         XLA loops, one nest per window
-    flash_tpu   TPU        both            no          Pallas, scalar-prefetch grid
-    splash      TPU        tuple           yes         JAX's splash kernel, one call per window
-    triton      GPU        both            yes         Pallas, dynamic loop bounds
-    cudnn       GPU        tuple           yes         by name only
+backend     platform   windows         gradients   notes
+reference   any        both            yes         the specification; T x T scores
+blocked     any        both            yes         XLA loops, bounds from runtime windows
+static      any        tuple           yes         XLA loops, one nest per window
+flash_tpu   TPU        both            no          Pallas, scalar-prefetch grid
+splash      TPU        tuple           yes         JAX's splash kernel, one call per window
+triton      GPU        both            yes         Pallas, dynamic loop bounds
+cudnn       GPU        tuple           yes         by name only
 """
 
 import jax
@@ -118,9 +118,16 @@ def attention(
   if interpret and backend not in PALLAS:
     raise ValueError(f"backend {backend!r} is not a Pallas kernel, so it cannot be interpreted")
   return BACKENDS[backend](
-    q_BxTxHxK, k_BxTxGxK, v_BxTxGxK, windows_xH,
-    positions=positions_BxT, segments=segments_BxT, sinks=sinks,
-    scale=K**-0.5 if scale is None else scale, softcap=softcap, layout=layout,
+    q_BxTxHxK,
+    k_BxTxGxK,
+    v_BxTxGxK,
+    windows_xH,
+    positions=positions_BxT,
+    segments=segments_BxT,
+    sinks=sinks,
+    scale=K**-0.5 if scale is None else scale,
+    softcap=softcap,
+    layout=layout,
     **({"interpret": True} if interpret else {}),
   )
 

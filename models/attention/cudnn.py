@@ -34,7 +34,10 @@ def cudnn(q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=None
   R = q.shape[2] // G
   outs = [
     jax.nn.dot_product_attention(
-      q[:, :, first * R : stop * R], k[:, :, first:stop], v[:, :, first:stop], scale=scale,
+      q[:, :, first * R : stop * R],
+      k[:, :, first:stop],
+      v[:, :, first:stop],
+      scale=scale,
       is_causal=True,  # always: a left window alone would let the future in
       local_window_size=None if plan.is_full(window, q.shape[1]) else (window - 1, 0),
       implementation="cudnn",

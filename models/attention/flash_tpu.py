@@ -21,10 +21,27 @@ MAX_SPANS = 2**15  # entries of each prefetched table; five tables must fit scal
 
 
 def _kernel(
-  windows_ref, first_ref, second_ref, last_ref, count_ref,
-  q_ref, k_ref, v_ref, q_where_ref, k_where_ref,
-  out_ref, visits_ref, top_ref, total_ref, acc_ref,
-  *, heads, blocks, scale, softcap, sinks,
+  windows_ref,
+  first_ref,
+  second_ref,
+  last_ref,
+  count_ref,
+  q_ref,
+  k_ref,
+  v_ref,
+  q_where_ref,
+  k_where_ref,
+  out_ref,
+  visits_ref,
+  top_ref,
+  total_ref,
+  acc_ref,
+  *,
+  heads,
+  blocks,
+  scale,
+  softcap,
+  sinks,
 ):
   b, h, i, step = (pl.program_id(axis) for axis in range(4))
   row = b * heads + h
@@ -134,8 +151,13 @@ def _call(q, k, v, windows, positions, segments, *, block, scale, softcap, sinks
     interpret=interpret,
     name="flash_runtime_windows",
   )(
-    windows.reshape(-1), *(x.reshape(-1) for x in spans),
-    q.swapaxes(1, 2), k.swapaxes(1, 2), v.swapaxes(1, 2), q_where_BxOxTxN, k_where_BxExT,
+    windows.reshape(-1),
+    *(x.reshape(-1) for x in spans),
+    q.swapaxes(1, 2),
+    k.swapaxes(1, 2),
+    v.swapaxes(1, 2),
+    q_where_BxOxTxN,
+    k_where_BxExT,
   )
   return out.swapaxes(1, 2), visits[:, :, ::8, 0]
 
@@ -174,8 +196,20 @@ def _foldable(**static):
 
 
 def flash_tpu(
-  q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=None, layout="any",
-  block: int = 512, interpret: bool = False, count_visits: bool = False,
+  q,
+  k,
+  v,
+  windows,
+  *,
+  positions,
+  segments,
+  sinks=0,
+  scale,
+  softcap=None,
+  layout="any",
+  block: int = 512,
+  interpret: bool = False,
+  count_visits: bool = False,
 ):
   """Attention with windows `[H]` or `[B, H]` as data; see `models.attention.attention`.
 

@@ -91,7 +91,9 @@ def _forward(q, k, v, where: Where, fixed: Static):
       p = jnp.where(s > FLOOR / 2, jnp.exp(s - new[..., None]), 0.0)
       shrink = jnp.exp(top - new)
       pv = jnp.einsum(
-        "nms,nsk->nmk", p.astype(v.dtype), _rows(v, j, fixed.block_k),
+        "nms,nsk->nmk",
+        p.astype(v.dtype),
+        _rows(v, j, fixed.block_k),
         preferred_element_type=jnp.float32,
       )
       return new, total * shrink + p.sum(-1), out * shrink[..., None] + pv
@@ -118,9 +120,7 @@ def _backward(q, k, v, where: Where, out, lse, d_out, fixed: Static):
 
   def query_block(carry, i):
     q_NxMxK, do_NxMxK = (_rows(x, i, fixed.block_q, 2).reshape(N, M, K) for x in (q, d_out))
-    lse_NxM, delta_NxM = (
-      _rows(x, i, fixed.block_q, 2).reshape(N, M) for x in (lse, delta_NxRxT)
-    )
+    lse_NxM, delta_NxM = (_rows(x, i, fixed.block_q, 2).reshape(N, M) for x in (lse, delta_NxRxT))
 
     def key_block(step, carry):
       dq, dk, dv = carry

@@ -97,15 +97,15 @@ def attend(
   weights = jnp.where(mask_BxGxRxTxS, jnp.exp(scores_BxGxRxTxS - top), 0.0)
   weights /= jnp.maximum(weights.sum(-1, keepdims=True), 1e-30)
   out = jnp.einsum(
-    "bgrts,bsgk->btgrk", weights.astype(v_BxSxGxK.dtype), v_BxSxGxK,
+    "bgrts,bsgk->btgrk",
+    weights.astype(v_BxSxGxK.dtype),
+    v_BxSxGxK,
     preferred_element_type=jnp.float32,
   )
   return out.reshape(B, T, H, K).astype(q_BxTxHxK.dtype)
 
 
-def reference(
-  q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=None, layout="any"
-):
+def reference(q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=None, layout="any"):
   """Dense attention with per-head windows; see `models.attention.attention` for the arguments."""
   del layout
   windows = jnp.asarray(windows, jnp.int32)

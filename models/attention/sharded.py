@@ -51,8 +51,13 @@ def sharded(attention, runs, mesh, batch, heads):
       check(stop - first, f"with window {window}")
       outs.append(
         one_run(
-          q[:, :, first * R : stop * R], k[:, :, first:stop], v[:, :, first:stop],
-          (window,) * ((stop - first) * R), positions_BxT, segments_BxT, options,
+          q[:, :, first * R : stop * R],
+          k[:, :, first:stop],
+          v[:, :, first:stop],
+          (window,) * ((stop - first) * R),
+          positions_BxT,
+          segments_BxT,
+          options,
         )
       )
     return jnp.concatenate(outs, axis=2)

@@ -56,21 +56,41 @@ class WindowMask(splash_lib.LocalMask):
 def _kernel(heads: int, tokens: int, window: int, sinks: int, softcap, block: int, interpret: bool):
   mask = WindowMask(tokens, None if plan.is_full(window, tokens) else window, sinks)
   sizes = splash_lib.BlockSizes(
-    block_q=block, block_kv=block, block_kv_compute=block,
-    block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block,
-    block_q_dq=block, block_kv_dq=block,
+    block_q=block,
+    block_kv=block,
+    block_kv_compute=block,
+    block_q_dkv=block,
+    block_kv_dkv=block,
+    block_kv_dkv_compute=block,
+    block_q_dq=block,
+    block_kv_dq=block,
   )
   # Small index tables; made outside any trace so that the cached kernel holds plain arrays.
   with jax.ensure_compile_time_eval():
     return splash_lib.make_splash_mha(
-      splash_lib.MultiHeadMask([mask] * heads), block_sizes=sizes, head_shards=1, q_seq_shards=1,
-      attn_logits_soft_cap=softcap, interpret=interpret,
+      splash_lib.MultiHeadMask([mask] * heads),
+      block_sizes=sizes,
+      head_shards=1,
+      q_seq_shards=1,
+      attn_logits_soft_cap=softcap,
+      interpret=interpret,
     )
 
 
 def splash(
-  q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=None, layout="any",
-  block: int = 512, interpret: bool = False,
+  q,
+  k,
+  v,
+  windows,
+  *,
+  positions,
+  segments,
+  sinks=0,
+  scale,
+  softcap=None,
+  layout="any",
+  block: int = 512,
+  interpret: bool = False,
 ):
   """Attention with a static window row; see `models.attention.attention`.
 

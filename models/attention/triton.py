@@ -66,8 +66,22 @@ def _visit(bounds, body, carry):
 
 
 def _forward_kernel(
-  window_ref, first, second, last, count, q_ref, k_ref, v_ref, q_pos_ref, q_seg_ref,
-  pos_ref, seg_ref, out_ref, lse_ref, *, fixed,
+  window_ref,
+  first,
+  second,
+  last,
+  count,
+  q_ref,
+  k_ref,
+  v_ref,
+  q_pos_ref,
+  q_seg_ref,
+  pos_ref,
+  seg_ref,
+  out_ref,
+  lse_ref,
+  *,
+  fixed,
 ):
   q, q_pos, q_seg, window = q_ref[...], q_pos_ref[...], q_seg_ref[...], window_ref[...]
 
@@ -106,8 +120,24 @@ def _score_gradient(p, slope, d_out, v, delta, fixed):
 
 
 def _query_kernel(
-  window_ref, first, second, last, count, q_ref, k_ref, v_ref, q_pos_ref, q_seg_ref,
-  pos_ref, seg_ref, d_out_ref, lse_ref, delta_ref, dq_ref, *, fixed,
+  window_ref,
+  first,
+  second,
+  last,
+  count,
+  q_ref,
+  k_ref,
+  v_ref,
+  q_pos_ref,
+  q_seg_ref,
+  pos_ref,
+  seg_ref,
+  d_out_ref,
+  lse_ref,
+  delta_ref,
+  dq_ref,
+  *,
+  fixed,
 ):
   q, q_pos, q_seg, window = q_ref[...], q_pos_ref[...], q_seg_ref[...], window_ref[...]
   d_out, lse, delta = d_out_ref[...], lse_ref[...], delta_ref[...]
@@ -124,8 +154,25 @@ def _query_kernel(
 
 
 def _key_kernel(
-  window_ref, first, second, last, count, q_ref, k_ref, v_ref, k_pos_ref, k_seg_ref,
-  pos_ref, seg_ref, d_out_ref, lse_ref, delta_ref, dk_ref, dv_ref, *, fixed,
+  window_ref,
+  first,
+  second,
+  last,
+  count,
+  q_ref,
+  k_ref,
+  v_ref,
+  k_pos_ref,
+  k_seg_ref,
+  pos_ref,
+  seg_ref,
+  d_out_ref,
+  lse_ref,
+  delta_ref,
+  dk_ref,
+  dv_ref,
+  *,
+  fixed,
 ):
   k, v, k_pos, k_seg = k_ref[...], v_ref[...], k_pos_ref[...], k_seg_ref[...]
   window = window_ref[...]
@@ -186,10 +233,15 @@ def _forward(q, k, v, windows, positions, segments, fixed):
   B, T, H, _ = q.shape
   bounds = plan.spans(_needed(windows, positions, segments, fixed))
   inputs = [
-    ("window", windows), *(("bound", x) for x in bounds),
-    ("q_block", q), ("kv_all", k), ("kv_all", v),
-    ("where_block", positions), ("where_block", segments),
-    ("where_all", positions), ("where_all", segments),
+    ("window", windows),
+    *(("bound", x) for x in bounds),
+    ("q_block", q),
+    ("kv_all", k),
+    ("kv_all", v),
+    ("where_block", positions),
+    ("where_block", segments),
+    ("where_all", positions),
+    ("where_all", segments),
   ]
   outputs = [
     ("q_block", jax.ShapeDtypeStruct(q.shape, q.dtype)),
@@ -221,23 +273,47 @@ def _attend_backward(fixed, saved, d_out):
   every = [("where_all", positions), ("where_all", segments)]
   own = [("where_block", positions), ("where_block", segments)]
   (dq,) = _launch(
-    _query_kernel, q.shape, G, fixed.block_q,
+    _query_kernel,
+    q.shape,
+    G,
+    fixed.block_q,
     [
-      ("window", windows), *(("bound", x) for x in plan.spans(matrix)),
-      ("q_block", q), ("kv_all", k), ("kv_all", v), *own, *every,
-      ("q_block", d_out), ("row_block", lse), ("row_block", delta_BxHxT),
+      ("window", windows),
+      *(("bound", x) for x in plan.spans(matrix)),
+      ("q_block", q),
+      ("kv_all", k),
+      ("kv_all", v),
+      *own,
+      *every,
+      ("q_block", d_out),
+      ("row_block", lse),
+      ("row_block", delta_BxHxT),
     ],
-    [("q_block", jax.ShapeDtypeStruct(q.shape, q.dtype))], fixed, "window_backward_q",
+    [("q_block", jax.ShapeDtypeStruct(q.shape, q.dtype))],
+    fixed,
+    "window_backward_q",
   )
   per_head = jax.ShapeDtypeStruct(q.shape, jnp.float32)
   dk, dv = _launch(
-    _key_kernel, q.shape, G, fixed.block_k,
+    _key_kernel,
+    q.shape,
+    G,
+    fixed.block_k,
     [
-      ("window", windows), *(("bound", x) for x in plan.spans(matrix.swapaxes(2, 3))),
-      ("q_all", q), ("kv_block", k), ("kv_block", v), *own, *every,
-      ("q_all", d_out), ("row_all", lse), ("row_all", delta_BxHxT),
+      ("window", windows),
+      *(("bound", x) for x in plan.spans(matrix.swapaxes(2, 3))),
+      ("q_all", q),
+      ("kv_block", k),
+      ("kv_block", v),
+      *own,
+      *every,
+      ("q_all", d_out),
+      ("row_all", lse),
+      ("row_all", delta_BxHxT),
     ],
-    [("q_block", per_head), ("q_block", per_head)], fixed, "window_backward_kv",
+    [("q_block", per_head), ("q_block", per_head)],
+    fixed,
+    "window_backward_kv",
   )
   # Every query head wrote a share of its group's gradient.
   dk, dv = (x.reshape(B, T, G, H // G, K).sum(3).astype(k.dtype) for x in (dk, dv))
@@ -248,8 +324,19 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def triton(
-  q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=None, layout="any",
-  block: int = 128, interpret: bool = False,
+  q,
+  k,
+  v,
+  windows,
+  *,
+  positions,
+  segments,
+  sinks=0,
+  scale,
+  softcap=None,
+  layout="any",
+  block: int = 128,
+  interpret: bool = False,
 ):
   """Attention with windows `[H]`, `[B, H]` or a tuple; see `models.attention.attention`.
 

@@ -67,7 +67,14 @@ def test_runtime_windows(topology, K, T):
 
   def run(q, k, v, windows, positions, segments):
     return attention(
-      q, k, v, windows, positions_BxT=positions, segments_BxT=segments, sinks=4, softcap=30.0,
+      q,
+      k,
+      v,
+      windows,
+      positions_BxT=positions,
+      segments_BxT=segments,
+      sinks=4,
+      softcap=30.0,
       backend="flash_tpu",
     )
 
@@ -82,9 +89,7 @@ def test_runtime_windows_of_many_candidates():
   def run(q, k, v, windows):
     return jax.vmap(lambda w: attention(q, k, v, w, backend="flash_tpu"))(windows)
 
-  text = (
-    jax.jit(run).lower(*shapes(8192, 64, one), integers((8, H), one)).compile().as_text()
-  )
+  text = jax.jit(run).lower(*shapes(8192, 64, one), integers((8, H), one)).compile().as_text()
   assert text.count("tpu_custom_call") == 1 and " while(" not in text
 
 

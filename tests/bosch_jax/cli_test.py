@@ -7,13 +7,34 @@ from models.errors import InputError
 from tests.bosch_jax.tiny import CONFIG
 
 BAD = [
-  ("--ratio 1.5", "--ratio 1.5"), ("--ratio -0.1", "--ratio -0.1"), ("--ratio nan", "--ratio"), ("--ratio half", "--ratio"),
-  ("--window 0", "--window 0"), ("--window 256", "--window 256"), ("--window 1.5", "--window"), ("--context 0", "--context 0"),
-  ("--seed 0", "--seed 0"), ("--seed -3", "--seed -3"), ("--seed x", "--seed"), ("--budget 0", "--budget 0"),
-  ("--budget 1.5", "--budget"), ("--samples 0", "--samples 0"), ("--held-out 0", "--held-out 0"), ("--sinks -1", "--sinks -1"),
-  ("--sinks 224", "--sinks 224"), ("--resume --force", "--force"), ("--score f1", "--score"), ("--bogus 1", "--bogus"),
-  ("--search.screen 0", "--search.screen 0"), ("--search.patience 0", "--search.patience 0"), ("--search.slack -1", "--search.slack"),
-  ("--ratio", "--ratio"), ("--samples 1000000000", "--samples"), ("--seed " + "1" * 400, "--seed"), ("--model nowhere/nothing", "--model nowhere/nothing"), ("--model none.gguf", "--model none.gguf"),
+  ("--ratio 1.5", "--ratio 1.5"),
+  ("--ratio -0.1", "--ratio -0.1"),
+  ("--ratio nan", "--ratio"),
+  ("--ratio half", "--ratio"),
+  ("--window 0", "--window 0"),
+  ("--window 256", "--window 256"),
+  ("--window 1.5", "--window"),
+  ("--context 0", "--context 0"),
+  ("--seed 0", "--seed 0"),
+  ("--seed -3", "--seed -3"),
+  ("--seed x", "--seed"),
+  ("--budget 0", "--budget 0"),
+  ("--budget 1.5", "--budget"),
+  ("--samples 0", "--samples 0"),
+  ("--held-out 0", "--held-out 0"),
+  ("--sinks -1", "--sinks -1"),
+  ("--sinks 224", "--sinks 224"),
+  ("--resume --force", "--force"),
+  ("--score f1", "--score"),
+  ("--bogus 1", "--bogus"),
+  ("--search.screen 0", "--search.screen 0"),
+  ("--search.patience 0", "--search.patience 0"),
+  ("--search.slack -1", "--search.slack"),
+  ("--ratio", "--ratio"),
+  ("--samples 1000000000", "--samples"),
+  ("--seed " + "1" * 400, "--seed"),
+  ("--model nowhere/nothing", "--model nowhere/nothing"),
+  ("--model none.gguf", "--model none.gguf"),
 ]
 
 
@@ -50,12 +71,26 @@ def test_help_names_every_setting(capsys):
     cli.main(["select", "--help"])
   assert stop.value.code == 0
   shown = capsys.readouterr().out
-  for field in ("ratio", "window", "context", "samples", "budget", "method", "score", "seed", "out", "resume", "force"):
+  for field in (
+    "ratio",
+    "window",
+    "context",
+    "samples",
+    "budget",
+    "method",
+    "score",
+    "seed",
+    "out",
+    "resume",
+    "force",
+  ):
     assert f"--{field}" in shown
 
 
 def test_flags_reach_the_settings():
-  settings = cli.parse("run.py select", SelectSettings, ["--ratio", "0.75", "--search.screen", "0.5", "--resume"])
+  settings = cli.parse(
+    "run.py select", SelectSettings, ["--ratio", "0.75", "--search.screen", "0.5", "--resume"]
+  )
   assert settings == SelectSettings(ratio=0.75, search=SearchOptions(screen=0.5), resume=True)
 
 
@@ -78,7 +113,7 @@ def test_what_depends_on_the_model_is_checked():
       SelectSettings(ratio=ratio).check_model(wide)
   for ratio in (0, 1, 0.5, 1 / 12):
     SelectSettings(ratio=ratio).check_model(wide)
-  with pytest.raises(InputError, match="--budget 4: is less than .* use 5 or more"):
+  with pytest.raises(InputError, match=r"--budget 4: is less than .* use 5 or more"):
     SelectSettings(budget=4).check_model(wide)
   SelectSettings(budget=5).check_model(wide)
 
@@ -87,8 +122,13 @@ def test_the_default_folder_tells_settings_apart():
   folders = {
     SelectSettings(**change).folder
     for change in (
-      {}, {"ratio": 0.75}, {"budget": 60}, {"score": "accuracy"}, {"search": SearchOptions(screen=0.5)},
-      {"model": "Qwen/Qwen3-1.7B"}, {"model": "Qwen/Qwen3-0.6B"},
+      {},
+      {"ratio": 0.75},
+      {"budget": 60},
+      {"score": "accuracy"},
+      {"search": SearchOptions(screen=0.5)},
+      {"model": "Qwen/Qwen3-1.7B"},
+      {"model": "Qwen/Qwen3-0.6B"},
     )
   }
   assert len(folders) == 7

@@ -25,8 +25,11 @@ forward = jax.jit(Transformer(CONFIG).apply)
 def naive(params, prompts, mask):
   """Scores by the plain forward pass, all logits, no reuse: what the evaluator must equal."""
   logits = forward(
-    {"params": params}, jnp.asarray(prompts.tokens_BxT), HeadMask(mask).windows(WINDOW, CONFIG.num_heads),
-    jnp.asarray(prompts.positions_BxT), jnp.asarray(prompts.segments_BxT),
+    {"params": params},
+    jnp.asarray(prompts.tokens_BxT),
+    HeadMask(mask).windows(WINDOW, CONFIG.num_heads),
+    jnp.asarray(prompts.positions_BxT),
+    jnp.asarray(prompts.segments_BxT),
   )
   logprob = np.asarray(jax.nn.log_softmax(logits, -1))
   B, Q, _ = prompts.target_BxQxA.shape
@@ -46,7 +49,9 @@ def naive(params, prompts, mask):
 @pytest.mark.parametrize("state_bytes", [2**30, 1, 4 * 48 * 32 * 4 * 2])
 def test_every_way_of_scoring_equals_the_naive_one(params, batch, fold, state_bytes):
   prompts = tiny_prompts()
-  evaluator = Evaluator(CONFIG, params, prompts, WINDOW, batch=batch, fold=fold, state_bytes=state_bytes)
+  evaluator = Evaluator(
+    CONFIG, params, prompts, WINDOW, batch=batch, fold=fold, state_bytes=state_bytes
+  )
   masks = random_masks(5)
   for base in (masks[0], masks[3]):
     evaluator.rebase(base)
@@ -111,7 +116,9 @@ def test_a_resumed_evaluator_knows_the_scores_and_the_cost(params, tmp_path):
   prompts, masks = tiny_prompts(), random_masks(4)
   first = Evaluator(CONFIG, params, prompts, WINDOW, journal=Journal(tmp_path / "j", {"a": 1}))
   before = first.score(masks)
-  again = Evaluator(CONFIG, params, prompts, WINDOW, journal=Journal(tmp_path / "j", {"a": 1}, True))
+  again = Evaluator(
+    CONFIG, params, prompts, WINDOW, journal=Journal(tmp_path / "j", {"a": 1}, True)
+  )
   assert again.cost == 0.0
   again._forward = None  # nothing may be computed
   after = again.score(masks)

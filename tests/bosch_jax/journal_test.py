@@ -11,7 +11,17 @@ def line(mask):
   return {"mask": mask, "contexts": [0], "nll": [[0.5]], "exact": [[1]], "cost": 1.0}
 
 
-@pytest.mark.parametrize("bad", [b"5", b"[]", b"{}", b"null", b"\xff\xfe", b'{"mask": "00", "contexts": [0], "nll": [], "exact": []}'])
+@pytest.mark.parametrize(
+  "bad",
+  [
+    b"5",
+    b"[]",
+    b"{}",
+    b"null",
+    b"\xff\xfe",
+    b'{"mask": "00", "contexts": [0], "nll": [], "exact": []}',
+  ],
+)
 def test_a_damaged_line_with_lines_behind_it_is_refused(tmp_path, bad):
   path = tmp_path / "journal.jsonl"
   journal = Journal(path, {"seed": 1})
@@ -32,7 +42,12 @@ def test_lines_come_back_after_a_resume(tmp_path):
   assert [entry["mask"] for entry in journal.lines] == ["00", "01"]
   journal.append([line("02")])
   journal.close()
-  assert [json.loads(text).get("mask") for text in path.read_text().splitlines()] == [None, "00", "01", "02"]
+  assert [json.loads(text).get("mask") for text in path.read_text().splitlines()] == [
+    None,
+    "00",
+    "01",
+    "02",
+  ]
 
 
 @pytest.mark.parametrize("keep", range(1, 13))

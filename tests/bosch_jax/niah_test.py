@@ -84,8 +84,11 @@ def test_the_same_in_every_process():
   paths = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE)))}
   outputs = {
     subprocess.run(
-      [sys.executable, "-c", program], env={**os.environ, **paths, "PYTHONHASHSEED": seed},
-      capture_output=True, text=True, check=True,
+      [sys.executable, "-c", program],
+      env={**os.environ, **paths, "PYTHONHASHSEED": seed},
+      capture_output=True,
+      text=True,
+      check=True,
     ).stdout
     for seed in ("0", "1")
   }
@@ -95,7 +98,8 @@ def test_the_same_in_every_process():
 def test_draws_do_not_change_between_releases():
   """Results are tied to these prompts: to change them on purpose, renumber the `stream`."""
   assert draw_needles(stream(1, "calibration", 0), "calibration", 2) == [
-    ("firm brush", "4448679"), ("sweet bell", "1118282"),
+    ("firm brush", "4448679"),
+    ("sweet bell", "1118282"),
   ]
 
 

@@ -39,8 +39,11 @@ def test_layout_of_a_small_example():
   )
   np.testing.assert_array_equal(prompts.haystack_B, [3, 1])
   assert (len(prompts), prompts.num_questions, prompts.context) == (2, 2, 6)
-  for array, dtype in [(prompts.tokens_BxT, "int32"), (prompts.valid_BxQxA, "bool"),
-                       (prompts.depth_BxQ, "float32")]:
+  for array, dtype in [
+    (prompts.tokens_BxT, "int32"),
+    (prompts.valid_BxQxA, "bool"),
+    (prompts.depth_BxQ, "float32"),
+  ]:
     assert array.dtype == dtype
     assert not array.flags.writeable
 
@@ -125,6 +128,12 @@ def test_what_cannot_be_packed_is_refused(haystacks, questions):
 def test_arrays_that_do_not_fit_together_are_refused():
   prompts = small()
   with pytest.raises(ValueError, match="target_BxQxA"):
-    PromptSet(prompts.tokens_BxT, prompts.positions_BxT, prompts.segments_BxT,
-              prompts.answer_BxQxA, prompts.target_BxQxA[:, :1], prompts.valid_BxQxA,
-              prompts.depth_BxQ)
+    PromptSet(
+      prompts.tokens_BxT,
+      prompts.positions_BxT,
+      prompts.segments_BxT,
+      prompts.answer_BxQxA,
+      prompts.target_BxQxA[:, :1],
+      prompts.valid_BxQxA,
+      prompts.depth_BxQ,
+    )

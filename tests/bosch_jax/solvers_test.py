@@ -54,7 +54,9 @@ def test_swaps_keep_every_class_exact_and_never_repeat(seed, per_class):
   assert solver.best_loss == min([loss(start), *map(loss, tried)])
 
 
-@pytest.mark.parametrize(("n", "k", "budget", "least"), [(32, 16, 200, 0.9), (64, 32, 300, 0.75), (90, 45, 400, 0.75)])
+@pytest.mark.parametrize(
+  ("n", "k", "budget", "least"), [(32, 16, 200, 0.9), (64, 32, 300, 0.75), (90, 45, 400, 0.75)]
+)
 def test_swaps_close_most_of_the_gap_on_planted_objectives(n, k, budget, least):
   """Share of the gap from the mean random choice to the best known (a long run), blind start."""
   closed = []

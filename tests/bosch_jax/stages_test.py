@@ -52,7 +52,9 @@ class PlantedEvaluator:
 
 def run(evaluator, ratio, recipe=stages, **options):
   options = {"budget": 200, **options}
-  chosen = SelectSettings(ratio=ratio, budget=options.pop("budget"), search=SearchOptions(**options))
+  chosen = SelectSettings(
+    ratio=ratio, budget=options.pop("budget"), search=SearchOptions(**options)
+  )
   k = num_local_for(ratio, evaluator.config.total_groups)
   search = stages.Search(evaluator, chosen, k)
   importance = recipe.layer_importance(search)
@@ -63,8 +65,11 @@ def run(evaluator, ratio, recipe=stages, **options):
 
 @settings(deadline=None, max_examples=25)
 @given(
-  st.sampled_from([stages, paper]), st.integers(2, 8), st.integers(1, 7),
-  st.sampled_from([0.25, 0.5, 0.75, 0.875]), st.integers(0, 99),
+  st.sampled_from([stages, paper]),
+  st.integers(2, 8),
+  st.integers(1, 7),
+  st.sampled_from([0.25, 0.5, 0.75, 0.875]),
+  st.integers(0, 99),
 )
 def test_the_number_of_local_groups_is_always_exact(recipe, layers, groups, ratio, seed):
   k = num_local_for(ratio, layers * groups)
@@ -168,5 +173,7 @@ def test_the_papers_stage_one_tries_every_choice_and_keeps_the_cascade():
 
 def test_the_papers_buckets_give_hard_layers_fewer_local_groups():
   search, *_ = run(PlantedEvaluator(4, 4, seed=7, pairs=0), 0.5, paper)
-  hard_first = stages.Importance(np.zeros((4, 4)), np.array([1.0, 0.5, 0.3, 0.0]), np.zeros((4, 4), bool))
+  hard_first = stages.Importance(
+    np.zeros((4, 4)), np.array([1.0, 0.5, 0.3, 0.0]), np.zeros((4, 4), bool)
+  )
   assert paper.assign_ratios(search, hard_first).mask.sum(1).tolist() == [0, 1, 3, 4]

@@ -9,7 +9,14 @@ from models.config import ModelConfig
 from models.transformer import Transformer
 
 CONFIG = ModelConfig(
-  vocab_size=61, num_layers=4, model_dim=32, num_heads=6, num_groups=3, head_dim=8, ffn_dim=48, context=128
+  vocab_size=61,
+  num_layers=4,
+  model_dim=32,
+  num_heads=6,
+  num_groups=3,
+  head_dim=8,
+  ffn_dim=48,
+  context=128,
 )
 
 

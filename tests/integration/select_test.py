@@ -18,7 +18,18 @@ from models.windows import HeadMask
 from tests.integration.tiny_gguf import write_tiny_gguf
 
 ROOT = pathlib.Path(__file__).parents[2]
-SMALL = ["--window", "24", "--context", "400", "--samples", "4", "--held-out", "3", "--budget", "25"]
+SMALL = [
+  "--window",
+  "24",
+  "--context",
+  "400",
+  "--samples",
+  "4",
+  "--held-out",
+  "3",
+  "--budget",
+  "25",
+]
 FILES = {"config.json", "mask.json", "result.json", "journal.jsonl", "mask.png", "report.md"}
 
 
@@ -29,7 +40,9 @@ def model(tmp_path_factory):
 
 def start(*flags, **kwargs):
   command = [sys.executable, ROOT / "run.py", "select", *map(str, flags)]
-  return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+  return subprocess.Popen(
+    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs
+  )
 
 
 def run(*flags):
@@ -54,12 +67,33 @@ def test_a_run_leaves_every_file_with_the_names_scripts_rely_on(finished, model)
   for field in ("model", "ratio", "num_local", "num_groups", "window", "context", "method", "seed"):
     assert field in result
   for column in ("full", "all_local", "mask"):
-    assert set(result["held_out"][column]) == {"nll", "nll_se", "exact_match", "exact_match_se", "n"}
+    assert set(result["held_out"][column]) == {
+      "nll",
+      "nll_se",
+      "exact_match",
+      "exact_match_se",
+      "n",
+    }
     assert result["held_out"][column]["n"] == 12
-  assert {"full_forward_equivalents", "cpu_seconds", "wall_seconds", "masks_scored"} <= set(result["cost"])
+  assert {"full_forward_equivalents", "cpu_seconds", "wall_seconds", "masks_scored"} <= set(
+    result["cost"]
+  )
   assert result["kv"]["bytes_hybrid"] < result["kv"]["bytes_full"]
   record = json.loads((folder / "mask.json").read_text())
-  for field in ("format", "model", "fingerprint", "layers", "groups", "heads", "window", "sinks", "ratio", "method", "seed", "swa"):
+  for field in (
+    "format",
+    "model",
+    "fingerprint",
+    "layers",
+    "groups",
+    "heads",
+    "window",
+    "sinks",
+    "ratio",
+    "method",
+    "seed",
+    "swa",
+  ):
     assert field in record
   mask, _ = HeadMask.load(folder / "mask.json", registry.load_config(str(model)))
   assert mask.num_local == result["num_local"] == 6
@@ -70,11 +104,15 @@ def test_a_run_leaves_every_file_with_the_names_scripts_rely_on(finished, model)
 
 def test_every_scored_mask_is_one_line_of_the_journal(finished):
   folder, _, _ = finished
-  header, *lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+  header, *lines = [
+    json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()
+  ]
   result = json.loads((folder / "result.json").read_text())
   assert header["format"] == "bosch-journal/1"
   assert len({line["mask"] for line in lines}) == result["cost"]["masks_scored"]
-  assert sum(line["cost"] for line in lines) == pytest.approx(result["cost"]["full_forward_equivalents"])
+  assert sum(line["cost"] for line in lines) == pytest.approx(
+    result["cost"]["full_forward_equivalents"]
+  )
 
 
 def test_the_same_seed_gives_the_same_mask_file_byte_for_byte(finished, model, tmp_path):
@@ -84,7 +122,9 @@ def test_the_same_seed_gives_the_same_mask_file_byte_for_byte(finished, model, t
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_killed_run_resumes_to_the_identical_mask_and_scores_nothing_twice(finished, model, tmp_path, how):
+def test_a_killed_run_resumes_to_the_identical_mask_and_scores_nothing_twice(
+  finished, model, tmp_path, how
+):
   folder = tmp_path / "c"
   flags = ("--model", model, *SMALL, "--out", folder)
   process = start(*flags)
@@ -113,7 +153,11 @@ def test_a_killed_run_resumes_to_the_identical_mask_and_scores_nothing_twice(fin
 
 @pytest.mark.parametrize(
   ("flags", "named"),
-  [(("--ratio", "0.01"), "--ratio 0.01"), (("--context", "4000"), "--context 4000"), (("--context", "100"), "--context 100")],
+  [
+    (("--ratio", "0.01"), "--ratio 0.01"),
+    (("--context", "4000"), "--context 4000"),
+    (("--context", "100"), "--context 100"),
+  ],
 )
 def test_what_only_the_model_can_tell_is_refused_and_leaves_nothing(model, tmp_path, flags, named):
   code, _out, err = run("--model", model, *SMALL, "--out", tmp_path / "d", *flags)
@@ -133,7 +177,12 @@ def test_ctrl_c_before_anything_is_scored_is_no_traceback(model, tmp_path):
 
 
 def test_a_terminal_without_unicode_is_enough(finished, model, tmp_path):
-  env = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+  env = os.environ | {
+    "PYTHONIOENCODING": "ascii",
+    "LC_ALL": "C",
+    "PYTHONUTF8": "0",
+    "PYTHONCOERCECLOCALE": "0",
+  }
   process = start("--model", model, *SMALL, "--out", finished[0], "--resume", env=env)
   _, err = process.communicate(timeout=120)
   assert process.returncode == 0, err
@@ -179,7 +228,15 @@ def test_all_full_and_all_local_need_no_search(model, tmp_path, ratio):
   ],
 )
 def test_other_choices_run_to_the_end(model, tmp_path, flags, capsys):
-  arguments = ["select", "--model", str(model), *SMALL, "--out", str(tmp_path / "f"), *flags.split()]
+  arguments = [
+    "select",
+    "--model",
+    str(model),
+    *SMALL,
+    "--out",
+    str(tmp_path / "f"),
+    *flags.split(),
+  ]
   assert cli.main(arguments) == 0, capsys.readouterr().err
   result = json.loads((tmp_path / "f" / "result.json").read_text())
   assert result["num_local"] == 6

@@ -20,14 +20,21 @@ TEMPLATE = (
 def train_tokenizer() -> tokenizers.Tokenizer:
   """A byte-level tokenizer that knows the words of NIAH prompts; `SPECIAL` have ids 0, 1, 2."""
   backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-  backend.pre_tokenizer = pre_tokenizers.Sequence([
-    pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
-  ])
+  backend.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Digits(individual_digits=True),
+      pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
+  )
   backend.decoder = decoders.ByteLevel()
   alphabet = pre_tokenizers.ByteLevel.alphabet()
-  trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False)
+  trainer = trainers.BpeTrainer(
+    vocab_size=900, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False
+  )
   texts = [*haystacks.NOISE, niah.INTRO, niah.NEEDLE, niah.QUESTION, *niah.LEADS.values()] * 9
-  texts += [f" {word}" for value in vars(words).values() if isinstance(value, tuple) for word in value]
+  texts += [
+    f" {word}" for value in vars(words).values() if isinstance(value, tuple) for word in value
+  ]
   backend.train_from_iterator(texts, trainer)
   return backend
 
@@ -56,7 +63,9 @@ def write_tiny_gguf(
   writer.add_tokenizer_pre("smollm")
   writer.add_token_list(vocab)
   writer.add_token_types([3 if token in SPECIAL else 1 for token in vocab])
-  writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+  writer.add_token_merges(
+    [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+  )
   writer.add_bos_token_id(1)
   writer.add_eos_token_id(2)
   writer.add_add_bos_token(False)

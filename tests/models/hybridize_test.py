@@ -14,7 +14,13 @@ from models.transformer import Transformer
 from models.windows import FULL, HeadMask
 
 CONFIG = ModelConfig(
-  vocab_size=50, num_layers=3, model_dim=24, num_heads=8, num_groups=4, head_dim=8, ffn_dim=16,
+  vocab_size=50,
+  num_layers=3,
+  model_dim=24,
+  num_heads=8,
+  num_groups=4,
+  head_dim=8,
+  ffn_dim=16,
   context=64,
 )
 MASK = HeadMask([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 0, 1]])
@@ -26,7 +32,9 @@ def setup(request):
   tokens = jax.random.randint(jax.random.key(1), (2, 20), 0, 50)
   windows = jnp.asarray(MASK.windows(5, CONFIG.num_heads))
   params = model.init(jax.random.key(0), tokens, windows)["params"]
-  rng = np.random.default_rng(0)  # biases start at zero and norms at one, which would hide a mistake
+  rng = np.random.default_rng(
+    0
+  )  # biases start at zero and norms at one, which would hide a mistake
   params = jax.tree.map(lambda p: p + rng.normal(0, 0.3, p.shape).astype(p.dtype), params)
   return model, params, tokens, windows
 

@@ -11,7 +11,13 @@ from models.transformer import Transformer
 from models.windows import HeadMask
 
 CONFIG = ModelConfig(
-  vocab_size=50, num_layers=4, model_dim=24, num_heads=4, num_groups=2, head_dim=8, ffn_dim=16,
+  vocab_size=50,
+  num_layers=4,
+  model_dim=24,
+  num_heads=4,
+  num_groups=2,
+  head_dim=8,
+  ffn_dim=16,
   context=256,
 )
 MASK = HeadMask([[1, 0], [0, 1], [0, 0], [1, 1]])

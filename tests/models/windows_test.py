@@ -24,7 +24,17 @@ def test_windows_of_a_mask_written_out():
 
 @pytest.mark.parametrize(
   ("ratio", "total", "expected"),
-  [(0.5, 90, 45), (0.75, 90, 68), (0.875, 90, 79), (0.5, 3, 2), (0.0, 90, 0), (1.0, 90, 90), (0.25, 90, 23), (0.35, 90, 32), (0.15, 90, 14)],
+  [
+    (0.5, 90, 45),
+    (0.75, 90, 68),
+    (0.875, 90, 79),
+    (0.5, 3, 2),
+    (0.0, 90, 0),
+    (1.0, 90, 90),
+    (0.25, 90, 23),
+    (0.35, 90, 32),
+    (0.15, 90, 14),
+  ],
 )
 def test_number_of_local_groups_rounds_half_up(ratio, total, expected):
   assert num_local_for(ratio, total) == expected
@@ -49,7 +59,9 @@ def test_distances_by_hand():
 def test_kv_bytes_count_every_group(local, tokens, sinks):
   mask, window = HeadMask(local), 16
   per_group = 2 * CONFIG.head_dim * 2
-  by_hand = sum(per_group * (min(tokens, window + sinks) if bit else tokens) for bit in local.ravel())
+  by_hand = sum(
+    per_group * (min(tokens, window + sinks) if bit else tokens) for bit in local.ravel()
+  )
   assert mask.kv_bytes(CONFIG, tokens, window, sinks) == by_hand
   assert HeadMask.full(CONFIG).kv_bytes(CONFIG, tokens, window) == CONFIG.kv_bytes(tokens)
 
@@ -80,8 +92,14 @@ def test_a_mask_of_another_model_is_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize(
   "change",
-  [lambda r: r.update(format="x"), lambda r: r.update(swa=[[1, 0]]), lambda r: r.update(swa=[[2, 0]] * 3),
-   lambda r: r.update(swa=[["a", 0]] * 3), lambda r: r.pop("swa"), lambda r: r.update(swa=[[1], [1, 0], [1, 1]])],
+  [
+    lambda r: r.update(format="x"),
+    lambda r: r.update(swa=[[1, 0]]),
+    lambda r: r.update(swa=[[2, 0]] * 3),
+    lambda r: r.update(swa=[["a", 0]] * 3),
+    lambda r: r.pop("swa"),
+    lambda r: r.update(swa=[[1], [1, 0], [1, 1]]),
+  ],
 )
 def test_a_broken_mask_file_is_one_sentence(tmp_path, change):
   path = tmp_path / "mask.json"

@@ -129,8 +129,15 @@ def test_two_devices(backend, windows, interpret, axes):
   positions, segments = plain(2, 24)
   out = compiled(
     lambda q, k, v: run(
-      q, k, v, windows, positions_BxT=positions, segments_BxT=segments, packed=True,
-      backend=backend, interpret=interpret,
+      q,
+      k,
+      v,
+      windows,
+      positions_BxT=positions,
+      segments_BxT=segments,
+      packed=True,
+      backend=backend,
+      interpret=interpret,
     )
   )(q, k, v)
   assert out.sharding.spec == spec

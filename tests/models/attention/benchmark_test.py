@@ -12,8 +12,16 @@ from models.windows import FULL
 @pytest.mark.slow
 def test_small_run(tmp_path):
   options = Options(
-    lengths=(160, 192), ratios=(0.5,), heads=4, groups=2, head_dim=16, window=16, repeats=1,
-    backward=False, dense_tokens=160, out=str(tmp_path),
+    lengths=(160, 192),
+    ratios=(0.5,),
+    heads=4,
+    groups=2,
+    head_dim=16,
+    window=16,
+    repeats=1,
+    backward=False,
+    dense_tokens=160,
+    out=str(tmp_path),
   )
   records = main(options)
   saved = json.loads((tmp_path / "attention.json").read_text())

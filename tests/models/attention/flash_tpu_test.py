@@ -43,7 +43,15 @@ def test_kernel_visits_the_minimum():
   q, k, v, _ = make(1, T, 2, 2, 8)
   positions, segments = plain(1, T)
   _, visits = flash_tpu(
-    q, k, v, row, positions=positions, segments=segments, scale=1.0, block=block, interpret=True,
+    q,
+    k,
+    v,
+    row,
+    positions=positions,
+    segments=segments,
+    scale=1.0,
+    block=block,
+    interpret=True,
     count_visits=True,
   )
   index = np.arange(T // block)
