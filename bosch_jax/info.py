@@ -5,6 +5,7 @@ import dataclasses
 from rich.console import Console
 from rich.table import Table
 
+from bosch_jax.report import human_bytes
 from models.config import ModelConfig
 from models.errors import InputError
 
@@ -118,8 +119,8 @@ def facts(config: ModelConfig, settings: InfoSettings) -> dict[str, str]:
     rows["features"] = ", ".join(features)
   return rows | {
     "parameters": _count(total) + (f", {_count(active)} of them active" if c.num_experts else ""),
-    "KV cache": f"{c.kv_bytes(1) / 1000:g} kB a token, {_bytes(full_bytes)} at {tokens} tokens (bf16)",
-    f"at ratio {settings.ratio:g}, window {settings.window}": f"{local} of {c.total_groups} groups local, {_bytes(hybrid_bytes)}: saves "
+    "KV cache": f"{human_bytes(c.kv_bytes(1))} a token, {human_bytes(full_bytes)} at {tokens} tokens (bf16)",
+    f"at ratio {settings.ratio:g}, window {settings.window}": f"{local} of {c.total_groups} groups local, {human_bytes(hybrid_bytes)}: saves "
     f"{100 * (1 - hybrid_bytes / full_bytes):.1f}%",
     "fingerprint": c.fingerprint,
   }
@@ -127,7 +128,3 @@ def facts(config: ModelConfig, settings: InfoSettings) -> dict[str, str]:
 
 def _count(number: int) -> str:
   return f"{number / 1e9:.2f} billion" if number >= 1e9 else f"{number / 1e6:.1f} million"
-
-
-def _bytes(number: int) -> str:
-  return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"

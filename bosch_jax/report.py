@@ -23,10 +23,18 @@ def rows(result: dict) -> list[tuple[str, ...]]:
         f"{local[column]} of {total}",
         with_error(scores["nll"], scores["nll_se"], 3),
         with_error(scores["exact_match"], scores["exact_match_se"], 2),
-        f"{kv / 2**20:.1f} MiB {kv / result['kv']['bytes_full']:4.0%}",
+        f"{human_bytes(kv)} {kv / result['kv']['bytes_full']:4.0%}",
       )
     )
   return table
+
+
+def human_bytes(number: float) -> str:
+  """ "22.5 KiB", "180.0 MiB", "3.50 GiB"."""
+  for unit, name, digits in ((2**30, "GiB", 2), (2**20, "MiB", 1)):
+    if number >= unit:
+      return f"{number / unit:.{digits}f} {name}"
+  return f"{number / 2**10:.1f} KiB"
 
 
 def with_error(value: float, error: float | None, digits: int) -> str:
