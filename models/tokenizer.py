@@ -17,19 +17,27 @@ from models.gguf_loader import GGUFFile, open_gguf
 
 _CONTROL, _USER_DEFINED = 3, 4  # ggml's token types
 # How each kind of GGUF tokenizer splits text before the merges.
-_QWEN2_WORDS = (
-  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+_WORDS = (  # of Qwen2 and Llama 3, which differ in how many digits stand together
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
   r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+def _words(digits: str) -> list:
+  pattern = tokenizers.Regex(_WORDS.replace("DIGITS", digits))
+  return [
+    pre_tokenizers.Split(pattern, behavior="isolated"),
+    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+  ]
+
+
 _SPLITTERS = {
   "gpt2/smollm": [
     pre_tokenizers.Digits(individual_digits=True),
     pre_tokenizers.ByteLevel(add_prefix_space=False),
   ],
-  "gpt2/qwen2": [
-    pre_tokenizers.Split(tokenizers.Regex(_QWEN2_WORDS), behavior="isolated"),
-    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-  ],
+  "gpt2/qwen2": _words(""),
+  "gpt2/llama-bpe": _words("{1,3}"),
 }
 _FILES, _TEMPLATE = ("tokenizer.json", "tokenizer_config.json"), "chat_template.jinja"
 
@@ -60,7 +68,7 @@ class Tokenizer:
   def from_gguf(cls, file: GGUFFile | str | os.PathLike) -> "Tokenizer":
     """The tokenizer in a GGUF file's metadata.
 
-    Ids equal those of Hugging Face's tokenizers of SmolLM2, Qwen2 and Qwen3 (its GGUF reader
+    Ids equal those of Hugging Face's tokenizers of SmolLM2, Qwen2, Qwen3 and Llama 3 (its GGUF reader
     differs for numerals other than 0-9, which it does not split one by one).
 
     Args:
@@ -76,7 +84,7 @@ class Tokenizer:
       raise InputError(
         "--model",
         file.path,
-        f"has a tokenizer of kind {kind!r:.60}, and only {' and '.join(_SPLITTERS)} are verified in "
+        f"has a tokenizer of kind {kind!r:.60}, and only {', '.join(_SPLITTERS)} are verified in "
         "GGUF files; give another model, or a Hugging Face folder",
       )
     tokens, types = get("tokenizer.ggml.tokens"), get("tokenizer.ggml.token_type")
@@ -200,10 +208,11 @@ class Tokenizer:
 def _byte_level_bpe(
   kind: str, tokens: list[str], types: list[int], merges: list[str]
 ) -> tokenizers.Tokenizer:
-  """GPT-2's byte-level BPE with every digit a token of its own."""
+  """GPT-2's byte-level BPE, with the words, digits and normal form of `kind`."""
   vocab = {token: i for i, token in enumerate(tokens)}
   pairs = [tuple(merge.split(" ")) for merge in merges]
-  backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, pairs))
+  whole_words = kind == "gpt2/llama-bpe"  # Llama 3 takes a word of its vocabulary without merging
+  backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, pairs, ignore_merges=whole_words))
   backend.pre_tokenizer = pre_tokenizers.Sequence(_SPLITTERS[kind])
   if kind == "gpt2/qwen2":
     backend.normalizer = normalizers.NFC()

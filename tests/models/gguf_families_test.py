@@ -1,5 +1,7 @@
 """GGUF files of Qwen2 and Qwen3 against Hugging Face torch: names, no permutation, biases, norms."""
 
+import inspect
+
 import gguf
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers, trainers
+from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from models import registry
 from models.errors import InputError
@@ -136,3 +139,25 @@ def test_ids_equal_hugging_face(tmp_path, model, vocabulary):
     assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
 
   any_text()
+
+
+def test_ids_of_llama_3_follow_its_published_rule(tmp_path, model, vocabulary):
+  """Hugging Face's converter of Llama 3 vocabularies holds the rule: its pattern, and whole words."""
+  family, torch_model = model
+  write_gguf(tmp_path / "m.gguf", torch_model, family, vocabulary, pre="llama-bpe")
+  ours = Tokenizer.from_gguf(tmp_path / "m.gguf")
+  tokens, merges = vocabulary
+  rule = inspect.signature(TikTokenConverter.__init__).parameters["pattern"].default
+  theirs = tokenizers.Tokenizer(
+    tokenizers.models.BPE({t: i for i, t in enumerate(tokens)}, merges, ignore_merges=True)
+  )
+  theirs.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(tokenizers.Regex(rule), behavior="isolated"),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
+  theirs.add_special_tokens(SPECIALS)
+  for text in [*TEXTS, "1234567 12,345", "it's 42"]:
+    assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids, text
+  assert ours.decode(ours.encode("1234567 it's")) == "1234567 it's"
