@@ -13,7 +13,7 @@ from models.errors import InputError
 
 OVERVIEW = """\
 bosch_jax turns a pretrained language model into a head-level hybrid: most attention heads see only
-a sliding window, a chosen few keep the whole context, and the key/value cache shrinks for real.
+a sliding window, a chosen few keep the whole context, and the key/value cache shrinks.
 
   python run.py select                 find which heads can become local (a few minutes on a CPU)
   python run.py select --ratio 0.75    the same with three quarters of the head groups local
