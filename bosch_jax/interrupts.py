@@ -5,6 +5,7 @@ printed and forgotten. So a handler also sets a flag, and long work asks for it 
 """
 
 import signal
+import sys
 
 _requested = False
 
@@ -13,6 +14,9 @@ def install() -> None:
   """Handles SIGINT and SIGTERM alike from now on."""
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, _handle)
+  show = sys.unraisablehook
+  # The runtime's callbacks report what they swallow; an interrupt is acted on by `check` instead.
+  sys.unraisablehook = lambda lost: None if lost.exc_type is KeyboardInterrupt else show(lost)
 
 
 def _handle(number, frame) -> None:

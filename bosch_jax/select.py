@@ -49,6 +49,7 @@ def select(settings: SelectSettings) -> dict:
     "prompts": calibration.digest,
     **runs.as_json(settings),
   }
+  interrupts.check()
   # Only now is anything written: whatever the model or the prompts refuse leaves no trace.
   journal = runs.open_run(folder, settings, header, **claim)
   with SearchProgress(Console(stderr=True), settings.budget) as progress:

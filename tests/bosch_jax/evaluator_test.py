@@ -114,8 +114,10 @@ def test_cost_is_one_for_a_full_pass_and_less_after_a_shared_prefix(params):
 
 def test_a_resumed_evaluator_knows_the_scores_and_the_cost(params, tmp_path):
   prompts, masks = tiny_prompts(), random_masks(4)
-  first = Evaluator(CONFIG, params, prompts, WINDOW, journal=Journal(tmp_path / "j", {"a": 1}))
+  journal = Journal(tmp_path / "j", {"a": 1})
+  first = Evaluator(CONFIG, params, prompts, WINDOW, journal=journal)
   before = first.score(masks)
+  journal.close()
   again = Evaluator(
     CONFIG, params, prompts, WINDOW, journal=Journal(tmp_path / "j", {"a": 1}, True)
   )

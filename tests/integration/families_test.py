@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -17,21 +15,9 @@ from models.export import save_folder
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from models.windows import HeadMask
+from tests.integration.command import SMALL, run
 from tests.integration.tiny_gguf import TEMPLATE, train_tokenizer
 
-ROOT = pathlib.Path(__file__).parents[2]
-SMALL = [
-  "--window",
-  "24",
-  "--context",
-  "400",
-  "--samples",
-  "3",
-  "--held-out",
-  "2",
-  "--budget",
-  "20",
-]
 SHAPE = {
   "num_layers": 3,
   "model_dim": 40,
@@ -70,12 +56,6 @@ def write_folder(folder: pathlib.Path, family: str) -> tuple[ModelConfig, dict]:
 def model(request, tmp_path_factory):
   folder = tmp_path_factory.mktemp(request.param) / f"tiny-{request.param}"
   return folder, *write_folder(folder, request.param)
-
-
-def run(*args):
-  command = [sys.executable, ROOT / "run.py", *map(str, args)]
-  done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=None)
-  return done.returncode, done.stdout, done.stderr
 
 
 def test_select(model, tmp_path):

@@ -2,11 +2,8 @@
 
 import json
 import os
-import pathlib
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -15,21 +12,9 @@ import pytest
 from bosch_jax import cli
 from models import registry
 from models.windows import HeadMask
+from tests.integration.command import SMALL, finish, run, start
 from tests.integration.tiny_gguf import write_tiny_gguf
 
-ROOT = pathlib.Path(__file__).parents[2]
-SMALL = [
-  "--window",
-  "24",
-  "--context",
-  "400",
-  "--samples",
-  "4",
-  "--held-out",
-  "3",
-  "--budget",
-  "25",
-]
 FILES = {"config.json", "mask.json", "result.json", "journal.jsonl", "mask.png", "report.md"}
 
 
@@ -38,24 +23,11 @@ def model(tmp_path_factory):
   return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
-def start(*flags, **kwargs):
-  command = [sys.executable, ROOT / "run.py", "select", *map(str, flags)]
-  return subprocess.Popen(
-    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs
-  )
-
-
-def run(*flags):
-  process = start(*flags)
-  out, err = process.communicate(timeout=300)
-  return process.returncode, out, err
-
-
 @pytest.fixture(scope="module")
 def finished(model, tmp_path_factory):
   """A whole run: its folder and what it printed."""
   folder = tmp_path_factory.mktemp("runs") / "a"
-  code, out, err = run("--model", model, *SMALL, "--out", folder)
+  code, out, err = run("select", "--model", model, *SMALL, "--out", folder)
   assert code == 0, err
   return folder, out, err
 
@@ -116,7 +88,7 @@ def test_every_scored_mask_is_one_line_of_the_journal(finished):
 
 
 def test_the_same_seed_gives_the_same_mask_file_byte_for_byte(finished, model, tmp_path):
-  code, _, err = run("--model", model, *SMALL, "--out", tmp_path / "b")
+  code, _, err = run("select", "--model", model, *SMALL, "--out", tmp_path / "b")
   assert code == 0, err
   assert (tmp_path / "b" / "mask.json").read_bytes() == (finished[0] / "mask.json").read_bytes()
 
@@ -126,7 +98,7 @@ def test_a_killed_run_resumes_to_the_identical_mask_and_scores_nothing_twice(
   finished, model, tmp_path, how
 ):
   folder = tmp_path / "c"
-  flags = ("--model", model, *SMALL, "--out", folder)
+  flags = ("select", "--model", model, *SMALL, "--out", folder)
   process = start(*flags)
   wanted = random.Random(int(how)).randrange(5, 40)
   deadline = time.monotonic() + 120
@@ -136,7 +108,7 @@ def test_a_killed_run_resumes_to_the_identical_mask_and_scores_nothing_twice(
       break
     time.sleep(0.02)
   process.send_signal(how)
-  _, err = process.communicate(timeout=60)
+  _, _, err = finish(process)
   assert "Traceback" not in err
   if how != signal.SIGKILL:
     assert process.returncode == 130 and "--resume" in err
@@ -160,17 +132,17 @@ def test_a_killed_run_resumes_to_the_identical_mask_and_scores_nothing_twice(
   ],
 )
 def test_what_only_the_model_can_tell_is_refused_and_leaves_nothing(model, tmp_path, flags, named):
-  code, _out, err = run("--model", model, *SMALL, "--out", tmp_path / "d", *flags)
+  code, _out, err = run("select", "--model", model, *SMALL, "--out", tmp_path / "d", *flags)
   assert code == 2 and named in err and len(err.strip().splitlines()) == 1, err
   assert not (tmp_path / "d").exists()
 
 
 def test_ctrl_c_before_anything_is_scored_is_no_traceback(model, tmp_path):
   for delay in (0.1, 0.4, 1.0):
-    process = start("--model", model, *SMALL, "--out", tmp_path / "h")
+    process = start("select", "--model", model, *SMALL, "--out", tmp_path / f"h{delay}")
     time.sleep(delay)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    _, _, err = finish(process)
     # Python itself has not installed its handler in the first tenths of a second.
     assert process.returncode in (130, -signal.SIGINT), err
     assert "run.py" not in err
@@ -183,35 +155,39 @@ def test_a_terminal_without_unicode_is_enough(finished, model, tmp_path):
     "PYTHONUTF8": "0",
     "PYTHONCOERCECLOCALE": "0",
   }
-  process = start("--model", model, *SMALL, "--out", finished[0], "--resume", env=env)
-  _, err = process.communicate(timeout=120)
+  process = start("select", "--model", model, *SMALL, "--out", finished[0], "--resume", env=env)
+  _, _, err = finish(process)
   assert process.returncode == 0, err
 
 
 def test_force_with_bad_input_keeps_the_earlier_run(finished, model):
   before = (finished[0] / "result.json").read_bytes()
-  code, _, err = run("--model", model, *SMALL, "--out", finished[0], "--force", "--context", "100")
+  code, _, err = run(
+    "select", "--model", model, *SMALL, "--out", finished[0], "--force", "--context", "100"
+  )
   assert code == 2 and "--context" in err
   assert (finished[0] / "result.json").read_bytes() == before
 
 
 def test_sinks_never_reach_a_needle(model, tmp_path):
-  code, _, err = run("--model", model, *SMALL, "--out", tmp_path / "i", "--sinks", "150")
+  code, _, err = run("select", "--model", model, *SMALL, "--out", tmp_path / "i", "--sinks", "150")
   assert code == 2 and "--sinks 150" in err and not (tmp_path / "i").exists()
 
 
 def test_a_used_folder_is_refused(finished, model):
   before = (finished[0] / "result.json").read_bytes()
-  code, _, err = run("--model", model, *SMALL, "--out", finished[0])
+  code, _, err = run("select", "--model", model, *SMALL, "--out", finished[0])
   assert code == 2 and "already used" in err
-  code, _, err = run("--model", model, *SMALL, "--out", finished[0], "--resume", "--seed", "2")
+  code, _, err = run(
+    "select", "--model", model, *SMALL, "--out", finished[0], "--resume", "--seed", "2"
+  )
   assert code == 2 and "--seed 2" in err
   assert (finished[0] / "result.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("ratio", [0, 1])
 def test_all_full_and_all_local_need_no_search(model, tmp_path, ratio):
-  code, _, err = run("--model", model, *SMALL, "--out", tmp_path / "e", "--ratio", ratio)
+  code, _, err = run("select", "--model", model, *SMALL, "--out", tmp_path / "e", "--ratio", ratio)
   assert code == 0, err
   result = json.loads((tmp_path / "e" / "result.json").read_text())
   assert result["ratio"] == ratio
