@@ -3,7 +3,6 @@
 import hashlib
 import pathlib
 import resource
-import sys
 import time
 
 import jax
@@ -91,8 +90,7 @@ def select(settings: SelectSettings) -> dict:
       "masks_scored": evaluator.masks_scored,
       "cpu_seconds": time.process_time() - cpu,
       "wall_seconds": time.monotonic() - wall,
-      "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-      * (1 if sys.platform == "darwin" else 1024),
+      "peak_memory_bytes": peak_memory(),
     },
     "kv": kv_facts(loaded.config, found.mask, settings),
   }
@@ -108,6 +106,14 @@ def select(settings: SelectSettings) -> dict:
     markup=False,
   )
   return result
+
+
+def peak_memory() -> int:
+  """Highest resident memory of this process in bytes."""
+  status = pathlib.Path("/proc/self/status")
+  if status.exists():  # Linux, where getrusage's peak also counts the process that started this one
+    return 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def prompts(tokenizer, settings: SelectSettings, split: str) -> PromptSet:

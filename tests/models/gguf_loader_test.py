@@ -264,10 +264,10 @@ def test_damaged_header_loads_or_is_refused(tmp_path, tiny_bytes, data):
 @pytest.mark.slow
 def test_memory_of_loading_the_real_model(real_model):
   code = (
-    "import resource\n"
+    "from tests.memory import peak_kib\n"
     "from models import load\n"
     "load('smollm2-135m')\n"
-    "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    "print(peak_kib())"
   )
   done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
   assert int(done.stdout) < 1.8 * 2**20  # KiB

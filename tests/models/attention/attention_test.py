@@ -153,17 +153,17 @@ def test_runs_that_do_not_divide_are_refused_by_name():
 
 
 HOST_MEMORY = """
-import resource
+from tests.memory import peak_kib
 from models.attention import plan
 from models.attention.splash import _kernel
 from models.windows import FULL
 _kernel(4, 1024, FULL, 0, None, 512, False)
 plan.visited([FULL, 16], 1024, 512).block_until_ready()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_kib()
 for window, sinks in ((FULL, 0), (1024, 0), (1024, 4)):
   _kernel(4, 32768, window, sinks, None, 512, False)
 plan.visited([FULL, 1024], 32768, 128).block_until_ready()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+print((peak_kib() - before) // 1024)
 """
 
 
