@@ -38,7 +38,7 @@ class Options:
     repeats: turns; the fastest counts.
     backward: also time forward and backward together.
     dense_tokens: longest T for contenders with a T x T array.
-    out: folder for attention.json and attention.png; None = print only.
+    out: folder for attention.json and attention.png.
   """
 
   lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
@@ -50,7 +50,7 @@ class Options:
   repeats: int = 3
   backward: bool = True
   dense_tokens: int = 8192
-  out: str | None = None
+  out: str = "runs/bench-attention"
 
 
 def window_row(options: Options, ratio: float) -> tuple[int, ...]:
@@ -226,18 +226,17 @@ def plot(records: list[dict], path: pathlib.Path) -> None:
 
 
 def main(options: Options) -> list[dict]:
-  """Measures, prints the table, and writes attention.json and attention.png if asked for."""
+  """Measures, prints the table, and writes attention.json and attention.png."""
   console = Console()
   records = measure(options, lambda text: print(f"attention: {text}", file=sys.stderr, flush=True))
   console.print(table(records, options))
-  if options.out is not None:
-    folder = pathlib.Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    facts = {
-      "options": dataclasses.asdict(options), "platform": jax.default_backend(),
-      "jax": jax.__version__, "records": records,
-    }  # fmt: skip
-    (folder / "attention.json").write_text(json.dumps(facts, indent=1) + "\n")
-    plot(records, folder / "attention.png")
-    console.print(f"written to {folder}/attention.json and attention.png")
+  folder = pathlib.Path(options.out)
+  folder.mkdir(parents=True, exist_ok=True)
+  facts = {
+    "options": dataclasses.asdict(options), "platform": jax.default_backend(),
+    "jax": jax.__version__, "records": records,
+  }  # fmt: skip
+  (folder / "attention.json").write_text(json.dumps(facts, indent=1) + "\n")
+  plot(records, folder / "attention.png")
+  console.print(f"written to {folder}/attention.json and attention.png")
   return records
