@@ -1,179 +1,30 @@
-"""GGUF files to (config, parameters): read tensor by tensor, dequantised, stacked by layer.
-
-The header is parsed here and not by `gguf.GGUFReader`, which makes numpy views of every one of the
-vocabulary's strings (seconds) and runs on past the end of a damaged file; the quantisation formats
-are the `gguf` package's.
-"""
+"""GGUF files to (config, parameters): read tensor by tensor, dequantised, stacked by layer."""
 
 import concurrent.futures
 import dataclasses
 import math
-import mmap
 import os
-import pathlib
 import re
-import struct
 
 import gguf
 import jax.numpy as jnp
 import numpy as np
 
+from models import gguf_rope
 from models.config import ModelConfig
 from models.errors import InputError
+from models.gguf_file import GGUFFile, open_gguf
 
-_MAGIC, _VERSIONS, _ALIGNMENT = b"GGUF", (2, 3), 32
-_STRING, _ARRAY = 8, 9
-_SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _SHOWN = 5  # faults spelt out in one message; the rest are counted
 
-
-@dataclasses.dataclass(frozen=True)
-class Tensor:
-  """Where a tensor lies in a file.
-
-  Attributes:
-    kind: storage format.
-    shape: outermost axis first (GGUF writes it last).
-    offset: of the first byte, from the start of the file.
-  """
-
-  kind: gguf.GGMLQuantizationType
-  shape: tuple[int, ...]
-  offset: int
-
-  @property
-  def bytes_shape(self) -> tuple[int, ...]:
-    """Shape as stored, in bytes along the innermost axis."""
-    return gguf.quants.quant_shape_to_byte_shape(self.shape, self.kind)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class GGUFFile:
-  """The header of a GGUF file.
-
-  Attributes:
-    path: the file.
-    fields: metadata by key; arrays are lists.
-    tensors: by name.
-  """
-
-  path: pathlib.Path
-  fields: dict[str, object]
-  tensors: dict[str, Tensor]
-
-  def read(self, name: str) -> np.ndarray:
-    """Reads and dequantises one tensor: float32, outermost axis first.
-
-    Raises:
-      InputError: numbers that are not finite.
-    """
-    tensor = self.tensors[name]
-    shape = tensor.bytes_shape
-    # A plain read: pages of a memory map would stay resident beside the dequantised weights.
-    raw = np.fromfile(self.path, np.uint8, math.prod(shape), offset=tensor.offset).reshape(shape)
-    with np.errstate(all="ignore"):
-      value = gguf.quants.dequantize(raw, tensor.kind).reshape(tensor.shape)
-    if not np.isfinite(value).all():
-      raise InputError(
-        "--model", self.path, f"has infinite or undefined numbers in {name}; fetch the file again"
-      )
-    return value
-
-
-class _Cursor:
-  """Reads little-endian values one after the other; anything past the end raises."""
-
-  def __init__(self, buffer):
-    self._buffer, self.at, self.end = buffer, 0, len(buffer)
-
-  def scalar(self, code: str):
-    (value,) = struct.unpack_from("<" + code, self._buffer, self.at)
-    self.at += struct.calcsize("<" + code)
-    return value
-
-  def string(self) -> str:
-    start = self.at + 8
-    self.at = start + self.scalar("Q")
-    if self.at > self.end:
-      raise EOFError
-    return self._buffer[start : self.at].decode()
-
-  def value(self, kind: int):
-    if kind == _STRING:
-      return self.string()
-    if kind != _ARRAY:
-      return self.scalar(_SCALARS[kind])
-    kind, count = self.scalar("I"), self.scalar("Q")
-    if kind == _STRING:
-      return [self.string() for _ in range(count)]
-    # Arrays of arrays, legal but unknown in practice, fail here like any unknown kind.
-    size = struct.calcsize(_SCALARS[kind])
-    if self.at + count * size > self.end:
-      raise EOFError
-    start, self.at = self.at, self.at + count * size
-    return list(struct.unpack_from(f"<{count}{_SCALARS[kind]}", self._buffer, start))
-
-
-def open_gguf(path: str | os.PathLike) -> GGUFFile:
-  """Reads the header of a GGUF file and checks that the file is all there.
-
-  Raises:
-    InputError: no such file, not GGUF, damaged, or cut short.
-  """
-  path = pathlib.Path(path)
-
-  def refuse(reason):
-    return InputError("--model", path, f"{reason}; fetch the file again or give another model")
-
-  try:
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
-      if buffer[:4] != _MAGIC:
-        raise refuse("is not a GGUF file (it does not start with the letters GGUF)")
-      cursor = _Cursor(buffer)
-      cursor.at = 4
-      version = cursor.scalar("I")
-      if version not in _VERSIONS:
-        raise refuse(f"is of GGUF version {version}, and only little-endian 2 and 3 are supported")
-      fields, tensors = _read_header(cursor)
-  except OSError as error:
-    raise InputError(
-      "--model", path, f"cannot be read ({error.strerror}); give the path of a .gguf file"
-    ) from None
-  except (EOFError, struct.error):
-    raise refuse("is cut short or damaged: its header runs past its end") from None
-  except (ValueError, KeyError, OverflowError, MemoryError) as error:
-    raise refuse(f"is damaged or not a GGUF file ({type(error).__name__} in its header)") from None
-  needed = max((t.offset + math.prod(t.bytes_shape) for t in tensors.values()), default=0)
-  if needed > (size := path.stat().st_size):
-    raise refuse(f"is cut short or damaged: it has {size} bytes, and its header asks for {needed}")
-  return GGUFFile(path, fields, tensors)
-
-
-def _read_header(cursor: _Cursor) -> tuple[dict[str, object], dict[str, Tensor]]:
-  num_tensors, num_fields = cursor.scalar("Q"), cursor.scalar("Q")
-  fields = {}
-  for _ in range(num_fields):
-    key = cursor.string()
-    fields[key] = cursor.value(cursor.scalar("I"))
-  found = []
-  for _ in range(num_tensors):
-    name = cursor.string()
-    shape = tuple(cursor.scalar("Q") for _ in range(cursor.scalar("I")))[::-1]
-    kind = gguf.GGMLQuantizationType(cursor.scalar("I"))
-    found.append((name, Tensor(kind, shape, cursor.scalar("Q"))))
-  alignment = fields.get("general.alignment", _ALIGNMENT)
-  if not isinstance(alignment, int) or alignment < 1 or len(dict(found)) < len(found):
-    raise ValueError
-  start = cursor.at + -cursor.at % alignment  # offsets count from here
-  tensors = {name: dataclasses.replace(t, offset=start + t.offset) for name, t in found}
-  for tensor in tensors.values():
-    if not tensor.shape or 0 in tensor.bytes_shape:  # raises on rows of broken blocks
-      raise ValueError
-  return fields, tensors
-
-
 # Architectures of the common decoder, and what each adds to it.
-_ARCHITECTURES = {"llama": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}
+_ARCHITECTURES = {
+  "llama": {},
+  "qwen2": {"qkv_bias": True},
+  "qwen3": {"qk_norm": True},
+  # Not written in files: of this architecture the weights of a token's experts always sum to 1.
+  "qwen3moe": {"qk_norm": True, "norm_topk_prob": True},
+}
 # Keys of the architecture that `config_of` reads or that change nothing. Any other one is refused:
 # it may stand for a feature that would be ignored here without a word.
 _HARMLESS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
@@ -228,6 +79,12 @@ def config_of(file: GGUFFile) -> ModelConfig:
     "tied_head": "output.weight" not in file.tensors,
     **_ARCHITECTURES[architecture],
   }
+  if architecture == "qwen3moe":
+    found |= {
+      "num_experts": get("expert_count"),
+      "experts_per_token": get("expert_used_count"),
+      "moe_ffn_dim": get("expert_feed_forward_length"),
+    }
   for key in ("attention.value_length", "rope.dimension_count"):
     if (size := fields.pop(f"{architecture}.{key}", head_dim)) != head_dim:
       faults.append(f"{architecture}.{key} {size} differs from the head size {head_dim}")
@@ -235,18 +92,24 @@ def config_of(file: GGUFFile) -> ModelConfig:
     prefix, _, name = key.partition(".")
     if prefix == architecture and name not in _HARMLESS and value not in _NEUTRAL.get(name, ()):
       faults.append(f"{key} {value!r:.40} is not supported")
-  if "rope_freqs.weight" in file.tensors:
-    faults.append("rope_freqs.weight (scaled rotary frequencies) is not supported")
   if not faults:
     try:
-      return ModelConfig(**found)
+      config = ModelConfig(**found)
     except ValueError as error:
       faults.append(str(error))
+    else:
+      scaling = gguf_rope.llama3_scaling(file, config) if _has_divisors(file) else None
+      return dataclasses.replace(config, rope_scaling=scaling)
   raise InputError(
     "--model",
     file.path,
     f"describes a model that cannot be run: {_list(faults)}; give another model",
   )
+
+
+def _has_divisors(file: GGUFFile) -> bool:
+  """Whether the file's architecture scales its rotary frequencies by a tensor, and it is there."""
+  return file.fields["general.architecture"] == "llama" and gguf_rope.TENSOR in file.tensors
 
 
 def _list(faults: list[str]) -> str:
@@ -269,9 +132,12 @@ def _table(
   The transform takes what is stored, `[out, in]`, to something that reshapes to a layer's shape.
   `interleaved`: rows of q and k stand in ggml's rotary order, as in every file of type llama.
   """
-  V, D, F, K = c.vocab_size, c.model_dim, c.ffn_dim, c.head_dim
+  V, D, K = c.vocab_size, c.model_dim, c.head_dim
   H, G = c.num_heads, c.num_groups
   same, transposed, layer = np.asarray, np.transpose, r"blk\.(\d+)\."
+
+  def each_transposed(w):
+    return w.swapaxes(1, 2)
 
   def rotary(heads):
     return (lambda w: _half_rotation(w, heads).T) if interleaved else transposed
@@ -285,10 +151,18 @@ def _table(
     (layer + r"attn_k\.weight", (G * K, D), "layers/attn/k/kernel", (D, G, K), rotary(G)),
     (layer + r"attn_v\.weight", (G * K, D), "layers/attn/v/kernel", (D, G, K), transposed),
     (layer + r"attn_output\.weight", (D, H * K), "layers/attn/o/kernel", (H, K, D), transposed),
-    (layer + r"ffn_gate\.weight", (F, D), "layers/mlp/gate/kernel", (D, F), transposed),
-    (layer + r"ffn_up\.weight", (F, D), "layers/mlp/up/kernel", (D, F), transposed),
-    (layer + r"ffn_down\.weight", (D, F), "layers/mlp/down/kernel", (F, D), transposed),
   ]
+  E, F = c.num_experts, c.moe_ffn_dim or c.ffn_dim
+  for name, (out, width) in {"gate": (F, D), "up": (F, D), "down": (D, F)}.items():
+    if E:  # the matrices of all experts in one tensor
+      pattern, target = rf"ffn_{name}_exps\.weight", f"layers/mlp/experts/{name}/kernel"
+      rows.append((layer + pattern, (E, out, width), target, (E, width, out), each_transposed))
+    else:
+      pattern, target = rf"ffn_{name}\.weight", f"layers/mlp/{name}/kernel"
+      rows.append((layer + pattern, (out, width), target, (width, out), transposed))
+  if E:
+    pattern = layer + r"ffn_gate_inp\.weight"
+    rows.append((pattern, (E, D), "layers/mlp/router/kernel", (D, E), transposed))
   for name, heads in (("q", H), ("k", G), ("v", G)):
     if c.qkv_bias:
       target = f"layers/attn/{name}/bias"
@@ -353,7 +227,8 @@ def _check_tensors(file: GGUFFile, config: ModelConfig, table: list) -> None:
       faults.append(f"{name} is missing")
     elif file.tensors[name].shape != shape:
       faults.append(f"{name} has shape {file.tensors[name].shape} instead of {shape}")
-  for name in file.tensors.keys() - expected.keys():
+  read = expected.keys() | ({gguf_rope.TENSOR} if _has_divisors(file) else set())
+  for name in file.tensors.keys() - read:
     known = any(re.fullmatch(pattern, name) for pattern, *_ in table)
     faults.append(f"{name} is {'of a layer beyond the last' if known else 'unexpected'}")
   for kind in {t.kind for t in file.tensors.values()}:

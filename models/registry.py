@@ -10,6 +10,7 @@ from models import families, gguf_loader, safetensors_loader
 from models.config import ModelConfig
 from models.download import DEFAULT, HUB_ID, default_gguf, hub_folder
 from models.errors import InputError
+from models.gguf_file import open_gguf
 from models.tokenizer import Tokenizer
 
 
@@ -66,7 +67,7 @@ def load_config(model: str) -> ModelConfig:
   path = resolve(model, weights=False)
   if path.is_dir():
     return families.config_from_hf(families.read_config(path), path / "config.json")
-  return gguf_loader.config_of(gguf_loader.open_gguf(path))
+  return gguf_loader.config_of(open_gguf(path))
 
 
 def load(model: str = DEFAULT, dtype=jnp.float32, sharding=None) -> Loaded:
@@ -89,7 +90,7 @@ def load(model: str = DEFAULT, dtype=jnp.float32, sharding=None) -> Loaded:
       model if HUB_ID.fullmatch(model) and not pathlib.Path(model).exists() else path.resolve().name
     )
   else:
-    file = gguf_loader.open_gguf(path)
+    file = open_gguf(path)
     config = gguf_loader.config_of(file)
     tokenizer = Tokenizer.from_gguf(file)
     name = DEFAULT if model == DEFAULT else path.name

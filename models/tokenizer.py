@@ -13,7 +13,8 @@ import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
 
 from models.errors import InputError
-from models.gguf_loader import GGUFFile, open_gguf
+from models.gguf_file import GGUFFile, open_gguf
+from models.spm_tokenizer import sentencepiece_bpe
 
 _CONTROL, _USER_DEFINED = 3, 4  # ggml's token types
 # How each kind of GGUF tokenizer splits text before the merges.
@@ -39,6 +40,7 @@ _SPLITTERS = {
   "gpt2/qwen2": _words(""),
   "gpt2/llama-bpe": _words("{1,3}"),
 }
+_SENTENCEPIECE = "llama/default"
 _FILES, _TEMPLATE = ("tokenizer.json", "tokenizer_config.json"), "chat_template.jinja"
 
 
@@ -69,7 +71,8 @@ class Tokenizer:
     """The tokenizer in a GGUF file's metadata.
 
     Ids equal those of Hugging Face's tokenizers of SmolLM2, Qwen2, Qwen3 and Llama 3 (its GGUF reader
-    differs for numerals other than 0-9, which it does not split one by one).
+    differs for numerals other than 0-9, which it does not split one by one), and of Llama 2 and
+    Mistral (see `models.spm_tokenizer`).
 
     Args:
       file: an opened file or its path.
@@ -79,17 +82,20 @@ class Tokenizer:
     """
     file = file if isinstance(file, GGUFFile) else open_gguf(file)
     get = file.fields.get
-    kind = f"{get('tokenizer.ggml.model')}/{get('tokenizer.ggml.pre')}"
-    if kind not in _SPLITTERS:
+    kind = f"{get('tokenizer.ggml.model')}/{get('tokenizer.ggml.pre', 'default')}"
+    if kind not in (_SENTENCEPIECE, *_SPLITTERS):
       raise InputError(
         "--model",
         file.path,
-        f"has a tokenizer of kind {kind!r:.60}, and only {', '.join(_SPLITTERS)} are verified in "
+        f"has a tokenizer of kind {kind!r:.60}, and only {', '.join((_SENTENCEPIECE, *_SPLITTERS))} are verified in "
         "GGUF files; give another model, or a Hugging Face folder",
       )
     tokens, types = get("tokenizer.ggml.tokens"), get("tokenizer.ggml.token_type")
     try:
-      backend = _byte_level_bpe(kind, tokens, types, get("tokenizer.ggml.merges"))
+      if kind == _SENTENCEPIECE:
+        backend = sentencepiece_bpe(file.fields)
+      else:
+        backend = _byte_level_bpe(kind, tokens, types, get("tokenizer.ggml.merges"))
       ids = [get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")]
       template = get("tokenizer.chat_template")
       if not all(i is None or 0 <= i < len(tokens) for i in ids):

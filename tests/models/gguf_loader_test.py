@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models import gguf_loader, registry
+from models import gguf_file, gguf_loader, registry
 from models.errors import InputError
 from models.transformer import Transformer
 from tests.models.conftest import TINY, tiny_weights, write_tiny_gguf
@@ -178,7 +178,7 @@ def test_scaled_frequencies_are_refused(tmp_path):
 def test_numbers_that_are_not_finite(tmp_path, kind, value):
   weights = tiny_weights(TINY)
   write_tiny_gguf(tmp_path / "m.gguf", weights=weights, kind=kind)
-  tensor = gguf_loader.open_gguf(tmp_path / "m.gguf").tensors["blk.1.ffn_up.weight"]
+  tensor = gguf_file.open_gguf(tmp_path / "m.gguf").tensors["blk.1.ffn_up.weight"]
   number = np.array(value, np.float32 if kind == "F32" else np.float16)  # a scale in Q8_0
   with open(tmp_path / "m.gguf", "r+b") as file:
     file.seek(tensor.offset)
@@ -247,7 +247,7 @@ def test_random_bytes(tmp_path, content, magic):
 def test_damaged_header_loads_or_is_refused(tmp_path, tiny_bytes, data):
   """Any bytes overwritten in the header: never another exception, never a huge allocation."""
   good, content = tiny_bytes
-  header = min(t.offset for t in gguf_loader.open_gguf(good).tensors.values())
+  header = min(t.offset for t in gguf_file.open_gguf(good).tensors.values())
   content = bytearray(content)
   for _ in range(data.draw(st.integers(1, 3))):
     at = data.draw(st.integers(0, header - 1))
