@@ -11,7 +11,7 @@ from models.errors import InputError
 
 # How each family was verified; tests/models/hf_parity_test.py is where.
 _VERIFIED = "logits within 1e-4 of Hugging Face torch, and written back with equal logits"
-_GGUF = {"llama", "qwen2", "qwen3"}
+_GGUF = {"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +54,8 @@ def models_command(settings: ModelsSettings) -> None:
   console.print(table)
   console.print(
     f"Verified for each: {_VERIFIED}, on random models of four GQA ratios (tests/models/hf_parity_test.py).\n"
+    "GGUF files: every quantisation the gguf package dequantises; byte-level vocabularies of Llama 3, Qwen and SmolLM2, "
+    "SentencePiece ones of Llama 2 and Mistral; llama3 scaling (other scalings and Mixtral's experts are refused).\n"
     "Rotary scaling: linear, llama3, yarn. Refused by name: families with sliding-window layers of their own "
     "(Gemma 2 and 3, gpt-oss, Qwen2 with use_sliding_window), and any config.json field that is not known.\n"
     "Default model: smollm2-135m (family llama), fetched by itself.",

@@ -64,6 +64,16 @@ def interleaved(w: np.ndarray, heads: int) -> np.ndarray:
   return stored
 
 
+def quantised(value: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+  """Bytes of a tensor; where the gguf package reads a format only, other numbers of that format."""
+  try:
+    return gguf.quants.quantize(value, kind)
+  except NotImplementedError:
+    shape = gguf.quants.quant_shape_to_byte_shape(value.shape, kind)
+    # Small bytes: a float16 among them is finite.
+    return np.random.default_rng(len(value)).integers(0, 0x3C, shape, np.uint8)
+
+
 def write_tiny_gguf(path, config=TINY, kind="F32", weights=None, architecture="llama", fields=None):
   """Writes a model with a byte-level tokenizer.
 
@@ -113,7 +123,7 @@ def write_tiny_gguf(path, config=TINY, kind="F32", weights=None, architecture="l
     if name.endswith(("attn_q.weight", "attn_k.weight")):
       value = interleaved(value, c.num_heads if "attn_q" in name else c.num_groups)
     kind_of = gguf.GGMLQuantizationType[kind if value.ndim > 1 else "F32"]
-    raw = gguf.quants.quantize(value, kind_of)
+    raw = quantised(value, kind_of)
     writer.add_tensor(name, raw, raw_dtype=kind_of)
   writer.write_header_to_file()
   writer.write_kv_data_to_file()

@@ -1,4 +1,5 @@
-"""GGUF files of Qwen2 and Qwen3 against Hugging Face torch: names, no permutation, biases, norms."""
+"""GGUF files of Qwen2, Qwen3 and Qwen3-MoE against Hugging Face torch: names, no permutation, biases,
+norms, experts."""
 
 import inspect
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers, trainers
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
-from models import registry
+from models import gguf_file, gguf_loader, registry
 from models.errors import InputError
 from models.tokenizer import Tokenizer
 from tests.models.conftest import SPECIALS, TEMPLATE
@@ -41,6 +42,19 @@ def vocabulary():
   return sorted(vocab, key=vocab.get), merges
 
 
+def tensors(model):
+  """Names and values of a model; gate and up of its experts, one tensor in torch, apart."""
+  for name, p in model.named_parameters():
+    value = p.detach().numpy()
+    if name.endswith("experts.gate_up_proj"):
+      for part, half in zip(("gate", "up"), np.split(value, 2, axis=1), strict=True):
+        yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
+    elif name.endswith("experts.down_proj"):
+      yield f"{name}.weight", value
+    else:
+      yield name, value
+
+
 def write_gguf(path, model, family, vocabulary, kind="F32", pre="qwen2", drop=()):
   """A Hugging Face model as llama.cpp's converter writes it; tensor names by the gguf package."""
   c, (tokens, merges) = model.config, vocabulary
@@ -51,9 +65,13 @@ def write_gguf(path, model, family, vocabulary, kind="F32", pre="qwen2", drop=()
   writer.add_feed_forward_length(c.intermediate_size)
   writer.add_head_count(c.num_attention_heads)
   writer.add_head_count_kv(c.num_key_value_heads)
-  if family == "qwen3":
+  if family != "qwen2":
     writer.add_key_length(c.head_dim)
     writer.add_value_length(c.head_dim)
+  if family == "qwen3moe":
+    writer.add_expert_count(c.num_experts)
+    writer.add_expert_used_count(c.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(c.moe_intermediate_size)
   writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
   writer.add_layer_norm_rms_eps(c.rms_norm_eps)
   writer.add_tokenizer_model("gpt2")
@@ -63,13 +81,10 @@ def write_gguf(path, model, family, vocabulary, kind="F32", pre="qwen2", drop=()
   writer.add_token_merges([" ".join(merge) for merge in merges])
   writer.add_eos_token_id(2)
   writer.add_chat_template(TEMPLATE)
-  names = gguf.get_tensor_name_map(
-    {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}[family], 2
-  )
-  for name, p in model.named_parameters():
+  names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], 2)
+  for name, value in tensors(model):
     target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-    value = p.detach().numpy()
-    chosen = gguf.GGMLQuantizationType[kind if value.ndim > 1 else "F32"]
+    chosen = gguf.GGMLQuantizationType["F32" if value.ndim == 1 or "gate_inp" in target else kind]
     if target not in drop:
       writer.add_tensor(target, gguf.quants.quantize(value, chosen), raw_dtype=chosen)
   writer.write_header_to_file()
@@ -78,7 +93,7 @@ def write_gguf(path, model, family, vocabulary, kind="F32", pre="qwen2", drop=()
   writer.close()
 
 
-@pytest.fixture(scope="module", params=["qwen2", "qwen3"])
+@pytest.fixture(scope="module", params=["qwen2", "qwen3", "qwen3moe"])
 def model(request):
   """hidden_size 64 and intermediate_size 96: whole blocks of 32 for Q8_0."""
   changes = {
@@ -87,10 +102,13 @@ def model(request):
     "num_attention_heads": 4,
     "vocab_size": VOCAB,
   }
-  if request.param == "qwen3":
+  family = request.param
+  if family != "qwen2":
     changes["head_dim"] = 32  # times 4 heads is not the width
-  return request.param, hf_model(
-    request.param, tie_word_embeddings=request.param == "qwen3", **changes
+  if family == "qwen3moe":
+    changes |= {"moe_intermediate_size": 32, "num_experts": 5, "norm_topk_prob": True}
+  return family, hf_model(
+    family.replace("moe", "_moe"), tie_word_embeddings=family == "qwen3", **changes
   )
 
 
@@ -99,7 +117,7 @@ def test_logits(tmp_path, model, vocabulary, kind):
   family, torch_model = model
   write_gguf(tmp_path / "m.gguf", torch_model, family, vocabulary, kind)
   loaded = registry.load(str(tmp_path / "m.gguf"))
-  assert (loaded.config.qk_norm, loaded.config.qkv_bias) == (family == "qwen3", family == "qwen2")
+  assert (loaded.config.qk_norm, loaded.config.qkv_bias) == (family != "qwen2", family == "qwen2")
   torch_model.save_pretrained(tmp_path / "hf")
   config, params = load(tmp_path / "hf")
   assert loaded.config == config and loaded.config.fingerprint == config.fingerprint
@@ -113,9 +131,33 @@ def test_logits(tmp_path, model, vocabulary, kind):
     jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
 
 
-def test_a_bias_or_norm_that_is_missing(tmp_path, model, vocabulary):
+@pytest.mark.parametrize("model", ["qwen3moe"], indirect=True)
+@pytest.mark.parametrize(
+  ("field", "value", "words"),
+  [
+    ("expert_count", 6, "ffn_gate_inp.weight has shape (5, 64) instead of (6, 64)"),
+    ("expert_used_count", 6, "experts_per_token 6"),
+    ("expert_used_count", None, "qwen3moe.expert_used_count is missing"),
+    ("expert_feed_forward_length", 64, "instead of (5, 64, 64)"),
+    ("expert_shared_count", 1, "qwen3moe.expert_shared_count 1 is not supported"),
+  ],
+)
+def test_expert_fields_that_do_not_fit(tmp_path, model, vocabulary, field, value, words):
+  write_gguf(tmp_path / "m.gguf", model[1], model[0], vocabulary)
+  file = gguf_file.open_gguf(tmp_path / "m.gguf")
+  file.fields[f"qwen3moe.{field}"] = value
+  with pytest.raises(InputError) as info:
+    gguf_loader.load_params(file, gguf_loader.config_of(file))
+  assert words in str(info.value)
+
+
+def test_a_bias_norm_or_router_that_is_missing(tmp_path, model, vocabulary):
   family, torch_model = model
-  name = {"qwen2": "blk.0.attn_k.bias", "qwen3": "blk.1.attn_k_norm.weight"}[family]
+  name = {
+    "qwen2": "blk.0.attn_k.bias",
+    "qwen3": "blk.1.attn_k_norm.weight",
+    "qwen3moe": "blk.1.ffn_gate_inp.weight",
+  }[family]
   write_gguf(tmp_path / "m.gguf", torch_model, family, vocabulary, drop=(name,))
   with pytest.raises(InputError, match=f"{name} is missing"):
     registry.load(str(tmp_path / "m.gguf"))

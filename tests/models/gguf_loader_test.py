@@ -167,12 +167,6 @@ def test_other_architecture(tmp_path):
   refused(tmp_path / "m.gguf", "'gemma2'", "llama")
 
 
-def test_scaled_frequencies_are_refused(tmp_path):
-  weights = tiny_weights(TINY) | {"rope_freqs.weight": np.ones(16, np.float32)}
-  write_tiny_gguf(tmp_path / "m.gguf", weights=weights)
-  refused(tmp_path / "m.gguf", "rope_freqs.weight")
-
-
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_numbers_that_are_not_finite(tmp_path, kind, value):
