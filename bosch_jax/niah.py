@@ -199,7 +199,9 @@ class Filler:
     """Tokens of each piece with the space before it."""
     for piece in pieces:
       if piece not in self._sizes:
-        self._sizes[piece] = len(self._tokenizer.encode(" " + piece))
+        # Behind a word: SentencePiece puts a space of its own before whatever begins a text.
+        word, whole = (self._tokenizer.encode(text) for text in ("x", f"x {piece}"))
+        self._sizes[piece] = len(whole) - len(word)
     return [self._sizes[piece] for piece in pieces]
 
   def most_units(self, tokens: int) -> int:
