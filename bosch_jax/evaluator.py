@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bosch_jax import memory, scoring
+from bosch_jax.device_options import AXIS
 from bosch_jax.journal import Journal, mask_key
 from bosch_jax.prompts import PADDING, PromptSet
 from models.config import ModelConfig
@@ -59,7 +60,7 @@ class Evaluator:
     state_bytes: memory of a device for the base mask's hidden states; None = by platform and
       memory. When they do not fit, only every n-th layer's input is kept and a candidate starts
       from the nearest one below.
-    mesh: devices to spread the pairs over (one axis, `scoring.AXIS`); None = the default device.
+    mesh: devices to spread the pairs over (one axis, `AXIS`); None = the default device.
 
   Attributes:
     cost: full-forward equivalents spent so far: FLOPs of the layers and answer heads run, over
@@ -237,7 +238,7 @@ class Evaluator:
     batch = scoring.Batch.of(self._padded, rows)
     if self._mesh is None:
       return batch, masks_PxLxG
-    return jax.tree.map(lambda x: self._put(x, PartitionSpec(scoring.AXIS)), (batch, masks_PxLxG))
+    return jax.tree.map(lambda x: self._put(x, PartitionSpec(AXIS)), (batch, masks_PxLxG))
 
   def _everywhere(self, x):
     return self._put(x, PartitionSpec())

@@ -15,11 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bosch_jax.device_options import AXIS
 from bosch_jax.prompts import PromptSet
 from models import windows as windows_lib
 from models.transformer import Transformer, answer_logits, embed, run_layers
-
-AXIS = "data"
 
 
 class Batch(NamedTuple):
