@@ -23,6 +23,8 @@ def start(options: DeviceOptions) -> Mesh | None:
   """
   if options.coordinator is not None:
     known = (options.coordinator, options.num_processes, options.process_id)
+    # SIGTERM stops a run here as everywhere else (see `interrupts`).
+    jax.config.update("jax_enable_preemption_service", False)
     try:
       jax.distributed.initialize(*(known if options.coordinator != AUTO else ()))
     except (RuntimeError, ValueError) as error:
