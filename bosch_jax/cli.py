@@ -19,6 +19,7 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
   python run.py select --ratio 0.75    the same with three quarters of the head groups local
   python run.py models                 which model families can be run, and how each was verified
   python run.py info --model X         a model's layers, head groups, parameters and cache
+  python run.py bench search           what scoring a mask costs, against plain loops in JAX and torch
   python run.py bench attention        what windows save in attention itself, against other libraries
 
 Every command explains its flags:  python run.py select --help
@@ -31,6 +32,7 @@ COMMANDS = {
   "models": ("bosch_jax.info:ModelsSettings", "bosch_jax.info:models_command"),
   "info": ("bosch_jax.info:InfoSettings", "bosch_jax.info:info_command"),
   "bench attention": ("benchmarks.attention:Options", "benchmarks.attention:main"),
+  "bench search": ("benchmarks.search:Options", "benchmarks.search:main"),
 }
 
 

@@ -10,6 +10,7 @@ from models.windows import write_json
 
 CONFIG = "config.json"
 FORMAT = "bosch-run/1"
+NOT_RECORDED = ("out", "resume", "force", "devices")  # what a resumed run may have otherwise
 RESULTS = ("mask.json", "mask.png", "result.json", "report.md")
 
 
@@ -21,7 +22,7 @@ def open_run(
   Args:
     folder: where to.
     settings: a frozen dataclass; what config.json records (and what a resumed run must equal,
-      but for resume, force and out).
+      but for `NOT_RECORDED`).
     header: of the journal.
     resume: go on with what is there, if there is a run.
     force: start over, discarding an earlier run.
@@ -79,9 +80,10 @@ def _stored(folder: pathlib.Path) -> dict | None:
 
 
 def as_json(settings: object) -> dict:
-  """The settings as config.json records them: without how the folder itself is treated."""
+  """The settings as config.json records them: without how the folder itself is treated and where
+  the run computes."""
   record = dataclasses.asdict(settings)
-  for field in ("out", "resume", "force"):
+  for field in NOT_RECORDED:
     record.pop(field, None)
   return record
 

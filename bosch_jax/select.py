@@ -1,5 +1,6 @@
 """`python run.py select`: calibration prompts, search, held-out table, run folder."""
 
+import dataclasses
 import hashlib
 import pathlib
 import resource
@@ -9,8 +10,9 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from bosch_jax import interrupts, report, runs
+from bosch_jax import devices, interrupts, report, runs
 from bosch_jax.evaluator import Evaluator
+from bosch_jax.journal import Journal
 from bosch_jax.niah import make_niah
 from bosch_jax.progress import SearchProgress
 from bosch_jax.prompts import PromptSet
@@ -23,7 +25,7 @@ from models.windows import HeadMask, write_json
 
 
 def select(settings: SelectSettings) -> dict:
-  """Runs a selection and writes its folder.
+  """Runs a selection and writes its folder. Of several processes all compute, and the first writes.
 
   Args:
     settings: what `python run.py select` was given.
@@ -36,7 +38,8 @@ def select(settings: SelectSettings) -> dict:
   """
   wall, cpu = time.monotonic(), time.process_time()
   folder, claim = settings.folder, {"resume": settings.resume, "force": settings.force}
-  runs.check_folder(folder, settings, **claim)
+  mesh = devices.start(settings.devices)
+  devices.on_first(lambda: runs.check_folder(folder, settings, **claim))
   settings.check_model(registry.load_config(settings.model))
   loaded = registry.load(settings.model, settings.dtype)
   calibration, held_out = (
@@ -50,8 +53,9 @@ def select(settings: SelectSettings) -> dict:
   }
   interrupts.check()
   # Only now is anything written: whatever the model or the prompts refuse leaves no trace.
-  journal = runs.open_run(folder, settings, header, **claim)
-  with SearchProgress(Console(stderr=True), settings.budget) as progress:
+  journal = open_journal(folder, settings, header, claim)
+  shown = Console(stderr=True, quiet=not devices.is_first())
+  with SearchProgress(shown, settings.budget) as progress:
     evaluator = Evaluator(
       loaded.config,
       loaded.params,
@@ -59,10 +63,12 @@ def select(settings: SelectSettings) -> dict:
       settings.window,
       sinks=settings.sinks,
       journal=journal,
+      mesh=mesh,
     )
+    loaded = dataclasses.replace(loaded, params=evaluator.params)  # where they lie now
     found = search(evaluator, settings, progress)
     progress.note("held-out prompts")
-    scored, held_out_cost = held_out_scores(loaded, held_out, found.mask, settings)
+    scored, held_out_cost = held_out_scores(loaded, held_out, found.mask, settings, mesh)
   journal.close()
   result = {
     "model": loaded.name,
@@ -94,6 +100,8 @@ def select(settings: SelectSettings) -> dict:
     },
     "kv": kv_facts(loaded.config, found.mask, settings),
   }
+  if not devices.is_first():
+    return result
   write_outputs(folder, loaded.config, found, result)
   console = Console()
   console.print(report.terminal_table(result))
@@ -106,6 +114,22 @@ def select(settings: SelectSettings) -> dict:
     markup=False,
   )
   return result
+
+
+def open_journal(folder: pathlib.Path, settings: SelectSettings, header: dict, claim: dict):
+  """The run's journal: the first process holds the file, all know the lines of an earlier run."""
+  opened: list[Journal] = []
+
+  def open_run() -> list[dict]:
+    opened.append(runs.open_run(folder, settings, header, **claim))
+    return opened[0].lines
+
+  lines = devices.on_first(open_run)
+  if opened:
+    return opened[0]
+  journal = Journal(None, {})
+  journal.lines = lines
+  return journal
 
 
 def peak_memory() -> int:
@@ -154,7 +178,7 @@ def weights_digest(params: dict) -> str:
 
 
 def held_out_scores(
-  loaded, held_out: PromptSet, mask: HeadMask, settings: SelectSettings
+  loaded, held_out: PromptSet, mask: HeadMask, settings: SelectSettings, mesh=None
 ) -> tuple[dict, float]:
   """Full attention, all local and the mask on prompts the search never saw.
 
@@ -164,7 +188,7 @@ def held_out_scores(
     in full passes over the held-out set.
   """
   evaluator = Evaluator(
-    loaded.config, loaded.params, held_out, settings.window, sinks=settings.sinks
+    loaded.config, loaded.params, held_out, settings.window, sinks=settings.sinks, mesh=mesh
   )
   evaluator.on_scored = lambda stage, cost: interrupts.check()
   masks = {

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from bosch_jax import runs
+from bosch_jax.device_options import DeviceOptions
 from models.config import ModelConfig
 from models.errors import InputError
 from models.windows import num_local_for
@@ -120,6 +122,9 @@ class SelectSettings:
   held_out: int = 16
   """Contexts of the held-out set that the final table is measured on."""
   search: SearchOptions = dataclasses.field(default_factory=SearchOptions)
+  devices: tyro.conf.OmitArgPrefixes[DeviceOptions] = dataclasses.field(
+    default_factory=DeviceOptions
+  )
 
   def __post_init__(self):
     for field in ("window", "context", "samples", "budget", "seed", "held_out"):
@@ -196,7 +201,7 @@ class SelectSettings:
       pathlib.Path(self.model.removesuffix(".gguf")).absolute().name if self.model else "model"
     )
     name = f"{model}-{self.method}-r{self.ratio:g}-w{self.window}-c{self.context}-s{self.seed}"
-    shown = ("model", "method", "ratio", "window", "context", "seed", "out", "resume", "force")
+    shown = ("model", "method", "ratio", "window", "context", "seed", *runs.NOT_RECORDED)
     rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in shown}
     if rest != {
       f.name: getattr(SelectSettings(), f.name)
