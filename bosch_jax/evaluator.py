@@ -11,6 +11,7 @@ How a score is made cheap without changing it:
 
 import concurrent.futures
 import dataclasses
+import hashlib
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -25,6 +26,9 @@ from bosch_jax.journal import Journal, mask_key
 from bosch_jax.prompts import PADDING, PromptSet
 from models.config import ModelConfig
 from models.transformer import Transformer
+
+
+GRADIENT_PASSES = 3  # forward 1, backward 2, as training is counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +114,8 @@ class Evaluator:
     self._states: list[dict[int, jax.Array]] = [{} for _ in range(len(prompts))]
     self._paid = [0] * len(prompts)  # layers of the base whose inputs were charged for
     self._logged = {
-      (entry["mask"], tuple(entry["contexts"])): entry for entry in self.journal.lines
+      (entry.get("mask") or entry["relaxed"], tuple(entry["contexts"])): entry
+      for entry in self.journal.lines
     }
 
   def rebase(self, mask_LxG: np.ndarray) -> None:
@@ -151,6 +156,47 @@ class Evaluator:
       np.array([[k[b][0] for b in contexts] for k in known]),
       np.array([[k[b][1] for b in contexts] for k in known]),
     )
+
+  def relax(self, share_LxG: np.ndarray, contexts: Sequence[int]) -> tuple[float, np.ndarray]:
+    """The loss under a relaxed mask, and its gradient: the white-box signal of the search.
+
+    Journalled like scores. Costs `GRADIENT_PASSES` times the share of the contexts.
+
+    Args:
+      share_LxG: float32 in [0, 1], local share of every group (see `models.relaxed`).
+      contexts: what to average over.
+
+    Returns:
+      Mean answer NLL in nats per token, and float64 `[L, G]`.
+    """
+    share_LxG = np.asarray(share_LxG, np.float32)
+    entry = {
+      "relaxed": hashlib.sha256(share_LxG.tobytes()).hexdigest()[:24],
+      "stage": self.stage,
+      "contexts": list(contexts),
+      "cost": GRADIENT_PASSES * len(contexts) / len(self.prompts),
+    }
+    logged = self._logged.get((entry["relaxed"], tuple(contexts)))
+    if logged is None:
+
+      def relax(share_PxLxG, rows):
+        inputs = self._inputs(share_PxLxG, rows)
+        return self._compiled.relax(self.params, *inputs, np.int32(self.window))
+
+      # One context a device: a backward pass holds more than the memory plan counts for a pair.
+      devices = 1 if self._mesh is None else self._mesh.size
+      outputs = self._in_calls(relax, [(share_LxG, b) for b in contexts], devices)
+      loss_n, gradient_nxLxG = (
+        np.concatenate([np.asarray(o[k], np.float64) for o in outputs])[: len(contexts)]
+        for k in (0, 1)
+      )
+      entry |= {"loss": float(loss_n.mean()), "gradient": gradient_nxLxG.mean(0).ravel().tolist()}
+      self.journal.append([entry])
+    else:
+      entry = logged | entry
+    self.cost += entry["cost"]
+    self.on_scored(self.stage, self.cost)
+    return entry["loss"], np.array(entry["gradient"]).reshape(share_LxG.shape)
 
   def _score_new(self, masks: list[np.ndarray], slot: int, contexts: tuple[int, ...]) -> None:
     start = slot * self._stride
@@ -215,9 +261,9 @@ class Evaluator:
       for b, x in zip(rows, (x for xs in outputs for x in xs), strict=False):
         self._states[b][s] = x
 
-  def _in_calls(self, function, pairs: list[tuple[np.ndarray, int]]) -> list:
-    """`function(masks, contexts)` of all pairs, as many at once as belong into one call."""
-    size = self._at_once
+  def _in_calls(self, function, pairs: list[tuple[np.ndarray, int]], size: int = 0) -> list:
+    """`function(masks, contexts)` of all pairs, `size` (or what the plan says) in one call."""
+    size = size or self._at_once
     calls = [pairs[i : i + size] for i in range(0, len(pairs), size)]
     calls = [call + [call[-1]] * (size - len(call)) for call in calls]
 

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bosch_jax.device_options import AXIS
 from bosch_jax.prompts import PromptSet
 from models import windows as windows_lib
+from models.relaxed import relaxed_hidden
 from models.transformer import Transformer, answer_logits, embed, run_layers
 
 
@@ -84,6 +85,29 @@ def score(model: Transformer, params, x_PxTxD, batch: Batch, masks_PxLxG, window
   return answer_scores(model, params, x_PxTxD, batch)
 
 
+def relax(model: Transformer, params, batch: Batch, share_PxLxG, window):
+  """Losses of P contexts under relaxed masks, and how they change with the shares.
+
+  Args:
+    share_PxLxG: float32 in [0, 1], see `models.relaxed`.
+    window: int32 scalar.
+
+  Returns:
+    float32: mean answer NLL `[P]` (nats per token), its gradient `[P, L, G]`.
+  """
+
+  def loss(share_PxLxG):
+    x_PxTxD = relaxed_hidden(
+      model, params, embed(params, batch.tokens_BxT), share_PxLxG, window,
+      batch.positions_BxT, batch.segments_BxT,
+    )  # fmt: skip
+    loss_P = answer_scores(model, params, x_PxTxD, batch)[0].mean(1)
+    return loss_P.sum(), loss_P
+
+  gradient_PxLxG, loss_P = jax.grad(loss, has_aux=True)(share_PxLxG)
+  return loss_P, gradient_PxLxG
+
+
 class Compiled(NamedTuple):
   """The functions above without `model`, compiled; hidden states go in and out as a tuple of
   `[T, D]`, one for each pair."""
@@ -91,6 +115,7 @@ class Compiled(NamedTuple):
   embed: object
   advance: object
   score: object
+  relax: object
 
 
 @functools.cache
@@ -101,6 +126,7 @@ def compiled(model: Transformer, mesh: Mesh | None) -> Compiled:
       jax.jit(embed),
       jax.jit(lambda params, xs, *rest: tuple(advance(model, params, jnp.stack(xs), *rest))),
       jax.jit(lambda params, xs, *rest: score(model, params, jnp.stack(xs), *rest)),
+      jax.jit(functools.partial(relax, model)),
     )
   whole, split = PartitionSpec(), PartitionSpec(AXIS)
 
@@ -115,15 +141,19 @@ def compiled(model: Transformer, mesh: Mesh | None) -> Compiled:
     scores = score(model, params, gather(xs), *rest)
     return jax.lax.all_gather(scores, AXIS, axis=0, tiled=True)
 
-  def over_mesh(function, scalars, out):
+  def relax_shard(params, *rest):
+    return jax.lax.all_gather(relax(model, params, *rest), AXIS, axis=0, tiled=True)
+
+  def over_mesh(function, pairwise, scalars, out):
     # Kernels run per shard, which no compiler does by itself; scores come back on every device.
-    specs = (whole, split, split, split, *[whole] * scalars)
+    specs = (whole, *[split] * pairwise, *[whole] * scalars)
     return jax.jit(
       jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
     )
 
   return Compiled(
     jax.jit(embed, out_shardings=NamedSharding(mesh, split)),
-    over_mesh(advance_shard, 3, split),
-    over_mesh(score_shard, 2, whole),
+    over_mesh(advance_shard, 3, 3, split),
+    over_mesh(score_shard, 3, 2, whole),
+    over_mesh(relax_shard, 2, 1, whole),
   )

@@ -4,11 +4,13 @@ import dataclasses
 
 import numpy as np
 
-from bosch_jax import interrupts, paper, stages
+from bosch_jax import gates, interrupts, paper, stages
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.progress import SearchProgress
 from bosch_jax.settings import SelectSettings
 from models.windows import HeadMask, num_local_for
+
+RECIPES = {"default": gates, "probes": stages, "paper": paper}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +70,13 @@ def search(evaluator: Evaluator, settings: SelectSettings, progress: SearchProgr
     mask, cost = np.full(s.shape, num_local > 0), np.zeros(s.shape)
     weights = np.zeros(len(mask))
   else:
-    recipe = paper if settings.search.recipe == "paper" else stages
+    recipe = RECIPES[settings.search.recipe]
     importance = recipe.layer_importance(s)
-    note("1", "layer importance: a cascade from the top layer down", importance.cascade)
+    note("1", recipe.STAGES[0], importance.cascade)
     assigned = recipe.assign_ratios(s, importance)
-    note("2", "adaptive ratios: layer weights to buckets to the exact budget", assigned.mask)
-    mask, groups = recipe.select_heads(s, assigned)
-    note("3", f"grouped head selection: {groups} groups of layers", mask)
+    note("2", recipe.STAGES[1], assigned.mask)
+    mask = recipe.select_heads(s, assigned)
+    note("3", recipe.STAGES[2], mask)
     cost, weights = assigned.cost_LxG, assigned.weight_L
   return Found(
     HeadMask(mask),

@@ -15,14 +15,30 @@ from models.errors import InputError
 from models.windows import num_local_for
 
 MOST_CONTEXTS = 10_000
+LEAST_STEPS = 10  # with fewer, gates say little
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchOptions:
   """Figures of the search that the paper leaves open."""
 
-  recipe: Literal["default", "paper"] = "default"
-  """The three stages with our ingredients, or literally as the paper states them."""
+  recipe: Literal["default", "probes", "paper"] = "default"
+  """The three stages with gates trained by gradient, with scores of masks alone, or literally as the
+  paper states them."""
+  gate_share: float = 0.5
+  """Share of the budget that trains the gates (recipe default)."""
+  gate_contexts: int = 1
+  """Contexts of one gradient step."""
+  gate_rate: float = 0.2
+  """Learning rate of the gates' logits."""
+  gate_warm: float = 1.0
+  """Temperature of the gates at the beginning."""
+  gate_cold: float = 0.2
+  """And at the end, when they are nearly binary."""
+  flips: int = 60
+  """Single flips scored around the mask that the gates found."""
+  flip_share: float = 0.25
+  """Share of the contexts that a flip is scored on."""
   alpha: float = 1.0
   """Weight of the penalty for missing the ratio."""
   layer_budget: int = 16
@@ -51,7 +67,7 @@ class SearchOptions:
   """The same for its closing exchanges between layers."""
 
   def __post_init__(self):
-    for field in ("screen", "assign_share", "assign_budget"):
+    for field in ("gate_share", "flip_share", "screen", "assign_share", "assign_budget"):
       if not 0 < getattr(self, field) <= 1:
         raise InputError(
           _flag("search." + field),
@@ -59,6 +75,8 @@ class SearchOptions:
           "must be a share above 0, up to 1; use for example 0.25",
         )
     for field in (
+      "gate_contexts",
+      "flips",
       "layer_budget",
       "assign_batch",
       "group_size",
@@ -71,6 +89,11 @@ class SearchOptions:
           _flag("search." + field),
           getattr(self, field),
           "must be a positive integer; use 1 or more",
+        )
+    for field in ("gate_rate", "gate_warm", "gate_cold"):
+      if not 0 < getattr(self, field) < math.inf:
+        raise InputError(
+          _flag("search." + field), getattr(self, field), "must be above 0; use for example 0.2"
         )
     for field in ("alpha", "tolerance", "slack", "cap"):
       if getattr(self, field) < 0:
@@ -184,8 +207,12 @@ class SelectSettings:
       )
 
   def least_budget(self, config: ModelConfig) -> int:
-    """Passes for two anchors and stage 1's cascade, in which layer l from the top costs l / L."""
+    """Passes for two anchors and a stage 1: some steps of the gates, or a cascade, in which layer l
+    from the top costs l / L."""
     L, G = config.num_layers, config.num_groups
+    if self.search.recipe == "default":
+      step = 3 * min(self.search.gate_contexts, self.samples) / self.samples
+      return math.ceil(2 + LEAST_STEPS * step / self.search.gate_share)
     if self.search.recipe == "paper":
       masks = min(math.comb(G, math.ceil(self.ratio * G)), self.search.layer_budget)
     else:

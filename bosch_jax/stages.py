@@ -14,6 +14,12 @@ from bosch_jax.objective import Objective
 from bosch_jax.settings import SelectSettings
 from bosch_jax.solvers import SwapSolver, bits
 
+STAGES = (
+  "layer importance: a cascade from the top layer down",
+  "adaptive ratios: layers to buckets to the exact budget",
+  "grouped head selection: layers of equal ratio together",
+)
+
 
 class Search:
   """What every stage works with.
@@ -202,12 +208,12 @@ def weights(cost_LxG: np.ndarray) -> np.ndarray:
   return delta_L / np.maximum(delta_L + delta_L.mean(), 1e-12)
 
 
-def select_heads(search: Search, assigned: Assignment) -> tuple[np.ndarray, int]:
+def select_heads(search: Search, assigned: Assignment) -> np.ndarray:
   """Stage 3: layers of equal ratio are optimised jointly, easiest ratio first, each layer keeping
   its count; what is left of the budget goes into exchanges between layers, the total kept (ours).
 
   Returns:
-    The mask, bool `[L, G]` with exactly K local groups, and the number of layer groups.
+    The mask, bool `[L, G]` with exactly K local groups.
   """
   z, options = assigned.mask, search.settings.search
   L, G = search.shape
@@ -217,7 +223,7 @@ def select_heads(search: Search, assigned: Assignment) -> tuple[np.ndarray, int]
     z = optimise(search, z, layers, assigned.cost_LxG, np.repeat(layers, G), options.patience)
   search.evaluator.stage = "3 exchanges"
   z = optimise(search, z, np.arange(L), assigned.cost_LxG, None, options.exchange_patience)
-  return z, len(groups)
+  return z
 
 
 def layer_groups(counts_L: np.ndarray, G: int, most_bits: int) -> list[np.ndarray]:

@@ -16,6 +16,7 @@ Parameters, as `Transformer.init` makes them; layers are stacked on a leading ax
 With experts, `layers/mlp` is the tree described in `models.moe` instead.
 """
 
+import functools
 import itertools
 
 import flax.linen as nn
@@ -26,6 +27,7 @@ from models.attention import attention
 from models.config import ModelConfig
 from models.moe import MoE
 from models.rope import rope_angles, rotate
+from models.windows import FULL
 
 
 class RMSNorm(nn.Module):
@@ -55,6 +57,7 @@ class Attention(nn.Module):
     backend=None,
     rotary=None,
     packed=False,
+    local_share_xH=None,
   ):
     c, dtype = self.config, x_BxTxD.dtype
 
@@ -67,11 +70,11 @@ class Attention(nn.Module):
     q_BxTxHxK = rotate(project("q", c.num_heads), cos, sin)
     k_BxTxGxK = rotate(project("k", c.num_groups), cos, sin)
     v_BxTxGxK = project("v", c.num_groups)
-    out_BxTxHxK = attention(
+    attend = functools.partial(
+      attention,
       q_BxTxHxK,
       k_BxTxGxK,
       v_BxTxGxK,
-      windows_xH,
       # Without segments the row is one document, which static kernels are told by leaving both out.
       positions_BxT=None if segments_BxT is None else positions_BxT,
       segments_BxT=segments_BxT,
@@ -79,6 +82,12 @@ class Attention(nn.Module):
       backend=backend,
       packed=packed,
     )
+    out_BxTxHxK = attend(windows_xH)
+    if local_share_xH is not None:
+      full_BxTxHxK = attend((FULL,) * c.num_heads)
+      share = local_share_xH.astype(dtype)[..., None, :, None]
+      share = jnp.broadcast_to(share, out_BxTxHxK.shape)
+      out_BxTxHxK = full_BxTxHxK + share * (out_BxTxHxK - full_BxTxHxK)
     return nn.DenseGeneral(c.model_dim, axis=(-2, -1), use_bias=False, dtype=dtype, name="o")(
       out_BxTxHxK
     )
@@ -107,8 +116,15 @@ class Layer(nn.Module):
   packed: bool = False
 
   @nn.compact
-  def __call__(self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, rotary=None):
-    """`rotary`: bool scalar, whether this layer rotates q and k (`rotary_layers`); None = yes."""
+  def __call__(
+    self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, rotary=None, local_share_xH=None
+  ):
+    """One layer.
+
+    Args:
+      rotary: bool scalar, whether this layer rotates q and k (`rotary_layers`); None = yes.
+      local_share_xH: float `[H]`, see `models.relaxed`; None = windows alone decide.
+    """
     eps = self.config.norm_eps
     feed_forward = MoE if self.config.num_experts else MLP
     normed = RMSNorm(eps, name="attn_norm")(x_BxTxD)
@@ -121,6 +137,7 @@ class Layer(nn.Module):
       self.backend,
       rotary,
       self.packed,
+      local_share_xH,
     )
     normed = RMSNorm(eps, name="mlp_norm")(x_BxTxD)
     x_BxTxD = x_BxTxD + feed_forward(self.config, name="mlp")(normed)
