@@ -1,7 +1,6 @@
 """Gates trained by gradient: the white-box reference that black-box solvers are measured against."""
 
 import numpy as np
-import optax
 
 from bosch_jax.solvers.base import Best
 from bosch_jax.solvers.space import Space
@@ -40,6 +39,8 @@ class GatesSolver(Best):
     sharpness: float = 0.5,
     start: np.ndarray | None = None,
   ):
+    import optax  # with it comes jax, which no other solver needs
+
     super().__init__()
     self._space, self._steps, self._sharpness = space, steps, sharpness
     self.gates = space.project(np.zeros(space.size) if start is None else start)
