@@ -100,7 +100,7 @@ def test_patience_ends_a_solver_that_does_not_improve(name):
 
 
 def test_an_unknown_solver_is_refused_by_name():
-  with pytest.raises(InputError, match="anneal.*nevergrad"):
+  with pytest.raises(InputError, match=r"anneal.*nevergrad"):
     make_solver("anneal", np.zeros(2, bool), 0.0)
 
 

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -59,10 +61,12 @@ def test_the_path_is_exact_and_no_probe_is_repeated(seed, per_class, clearing, b
   assert len({c.tobytes() for c in tried}) == len(tried)
   np.testing.assert_array_equal(tried[0], start)
   sizes = sorted(solver.path)
-  assert sizes == list(range(min(start.sum(), space.ones.sum()), max(start.sum(), space.ones.sum()) + 1))
+  assert sizes == list(
+    range(min(start.sum(), space.ones.sum()), max(start.sum(), space.ones.sum()) + 1)
+  )
   for k, (mask, path_loss) in solver.path.items():
     assert mask.sum() == k and path_loss == loss(mask)
-  for small, large in zip(sizes, sizes[1:], strict=False):
+  for small, large in itertools.pairwise(sizes):
     assert (solver.path[small][0] <= solver.path[large][0]).all()
   for candidate in tried:
     for members, ones in zip(space.members, space.ones, strict=True):

@@ -61,5 +61,5 @@ def test_equal_keys_set_the_earlier_bits():
   ("classes", "ones"), [(3, 4), (3, -1), (np.array([0, 1]), [1]), (np.array([0, 1]), [2, 0])]
 )
 def test_counts_that_do_not_fit_are_refused(classes, ones):
-  with pytest.raises(ValueError, match="ones|classes"):
+  with pytest.raises(ValueError, match=r"ones|classes"):
     Space(classes, ones)
