@@ -39,13 +39,17 @@ class GatesSolver(Best):
     sharpness: float = 0.5,
     start: np.ndarray | None = None,
   ):
-    import optax  # with it comes jax, which no other solver needs
+    import jax  # here, as no other solver needs it
+    import optax
 
     super().__init__()
     self._space, self._steps, self._sharpness = space, steps, sharpness
     self.gates = space.project(np.zeros(space.size) if start is None else start)
     self._optimizer = optax.adam(optax.cosine_decay_schedule(rate, max(1, steps)))
-    self._state = self._optimizer.init(self.gates.astype(np.float32))
+    # Optax mixes integer step counts with floats, whatever the promotion around it.
+    self._promotion = lambda: jax.numpy_dtype_promotion("standard")
+    with self._promotion():
+      self._state = self._optimizer.init(self.gates.astype(np.float32))
     self._step, self._sum, self._summed, self._rounded = 0, np.zeros(space.size), 0, False
 
   def ask(self) -> list[np.ndarray]:
@@ -89,7 +93,8 @@ class GatesSolver(Best):
     size = np.sqrt(np.mean(gradient**2))
     weight = self._sharpness * self._step / self._steps * size
     gradient += weight * (1.0 - 2.0 * self.gates)
-    update, self._state = self._optimizer.update(gradient.astype(np.float32), self._state)
+    with self._promotion():
+      update, self._state = self._optimizer.update(gradient.astype(np.float32), self._state)
     self.gates = self._space.project(self.gates + np.asarray(update, np.float64))
     self._step += 1
     if 2 * self._step > self._steps:

@@ -21,7 +21,7 @@ class KeySolver(Best):
   """Turns proposals of keys into candidates never seen before.
 
   Subclasses give `_propose()`: the next keys with a function that takes their loss, or None when
-  there are no more for now (`_ended`: for ever).
+  there are no more before the waiting ones are answered.
 
   Args:
     start: bool `[n]`, the incumbent; it fixes the cardinality of every class.

@@ -25,7 +25,8 @@ class NomadSolver(KeySolver):
   The paper gives NOMAD the bits themselves and a penalty for missing the ratio; keys keep the
   cardinality exact. `PyNomad.optimize` calls back and returns when it is done, and keeps its state
   in global variables; so each solver runs one in a process of its own, which waits in the callback
-  until losses are told, and ends with the solver.
+  until losses are told, and ends with the solver. A run that has converged is started again from its
+  best keys with the next seed.
 
   Args:
     start, start_loss, classes, batch, patience: see `KeySolver`.
@@ -65,9 +66,8 @@ class NomadSolver(KeySolver):
     if self._handed == len(self._block):
       if None in self._answers:
         return None  # NOMAD goes on when the whole block is answered
-      self._next_block()
-      if not self._block:
-        return None
+      self._send(self._answers)
+      self._receive()
     keys = np.array(self._block[self._handed])
     answer = functools.partial(self._answers.__setitem__, self._handed)
     self._handed += 1
@@ -87,11 +87,6 @@ class NomadSolver(KeySolver):
     self._send(self._task)
     self._receive()
 
-  def _next_block(self) -> None:
-    if self._block:
-      self._send(self._answers)
-      self._receive()
-
   def _send(self, message) -> None:
     try:
       self._process.stdin.write(json.dumps(message) + "\n")
@@ -103,7 +98,7 @@ class NomadSolver(KeySolver):
     line = self._process.stdout.readline()
     if not line:
       self._crashed()
-    self._block = json.loads(line)  # empty: NOMAD is done
+    self._block = json.loads(line)
     self._answers, self._handed = [None] * len(self._block), 0
 
   def _crashed(self) -> None:

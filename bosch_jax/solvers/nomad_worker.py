@@ -1,10 +1,13 @@
 """The process of one NOMAD run, started by `bosch_jax.solvers.nomad`; knows PyNomad only.
 
 One JSON line in: keys, seed, block. Then in turn, one line out: a block of key vectors; one line
-in: their losses. An empty block ends the run; so does the end of the input.
+in: their losses. When NOMAD's mesh has become too fine to matter it starts again from the best
+keys with the next seed; the end of the input ends the process.
 """
 
+import itertools
 import json
+import math
 import os
 import sys
 
@@ -16,8 +19,10 @@ def main() -> None:
   os.dup2(2, 1)  # what NOMAD itself prints
   task = json.loads(sys.stdin.readline())
   n = len(task["keys"])
+  best = (math.inf, task["keys"])
 
   def evaluate(block) -> list[int]:
+    nonlocal best
     points = [block.get_x(i) for i in range(block.size())]
     keys = [[point.get_coord(i) for i in range(n)] for point in points]
     out.write(json.dumps(keys) + "\n")
@@ -25,28 +30,25 @@ def main() -> None:
     line = sys.stdin.readline()
     if not line:
       os._exit(0)  # nobody is listening any more; NOMAD takes no other way out
-    for point, loss in zip(points, json.loads(line), strict=True):
+    for point, values, loss in zip(points, keys, json.loads(line), strict=True):
       point.setBBO(repr(loss).encode())
+      if loss < best[0]:
+        best = (loss, values)
     return [1] * len(points)
 
-  PyNomad.optimize(
-    evaluate,
-    task["keys"],
-    [0.0] * n,
-    [1.0] * n,
-    [
+  for seed in itertools.count(task["seed"]):
+    parameters = [
       f"DIMENSION {n}",
       "BB_OUTPUT_TYPE OBJ",
       f"BB_MAX_BLOCK_SIZE {max(2, task['block'])}",  # 1 would mean another kind of callback
-      f"SEED {task['seed']}",
+      f"SEED {seed}",
       "DISPLAY_DEGREE 0",
       "MAX_BB_EVAL 100000000",
-      f"MIN_MESH_SIZE * {0.05 / n}",  # smaller changes of keys hardly change their order
+      "INITIAL_FRAME_SIZE * 0.5",  # half the range: smaller moves rarely change which keys are top
+      f"MIN_MESH_SIZE * {0.05 / n}",
       "NB_THREADS_PARALLEL_EVAL 1",
-    ],
-  )
-  out.write("[]\n")
-  out.flush()
+    ]
+    PyNomad.optimize(evaluate, best[1], [0.0] * n, [1.0] * n, parameters)
 
 
 if __name__ == "__main__":
