@@ -14,7 +14,7 @@ from bosch_jax.solvers.base import Best, Patience
 from bosch_jax.solvers.space import Space
 
 # Keys in a row that were answered from memory before an optimiser counts as out of ideas.
-MOST_REPEATS = 2000
+MOST_REPEATS = 500
 
 
 class KeySolver(Best):

@@ -47,6 +47,9 @@ def main() -> None:
       "INITIAL_FRAME_SIZE * 0.5",  # half the range: smaller moves rarely change which keys are top
       f"MIN_MESH_SIZE * {0.05 / n}",
       "NB_THREADS_PARALLEL_EVAL 1",
+      "QUAD_MODEL_SEARCH no",  # losses are constant between changes of order: nothing to model
+      "DIRECTION_TYPE ORTHO 2N",
+      "EVAL_QUEUE_SORT DIR_LAST_SUCCESS",
     ]
     PyNomad.optimize(evaluate, best[1], [0.0] * n, [1.0] * n, parameters)
 
