@@ -21,6 +21,7 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
   python run.py info --model X         a model's layers, head groups, parameters and cache
   python run.py bench search           what scoring a mask costs, against plain loops in JAX and torch
   python run.py bench attention        what windows save in attention itself, against other libraries
+  python run.py bench solvers          search algorithms on planted objectives, side by side
 
 Every command explains its flags:  python run.py select --help
 A run writes runs/<name>/ with the mask, the figures, a picture and a report; README.md shows one.
@@ -33,6 +34,7 @@ COMMANDS = {
   "info": ("bosch_jax.info:InfoSettings", "bosch_jax.info:info_command"),
   "bench attention": ("benchmarks.attention:Options", "benchmarks.attention:main"),
   "bench search": ("benchmarks.search:Options", "benchmarks.search:main"),
+  "bench solvers": ("benchmarks.solvers:Options", "benchmarks.solvers:main"),
 }
 
 

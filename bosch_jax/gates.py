@@ -2,15 +2,16 @@
 
 Single probes, of groups or of whole layers, miss what the paper calls entanglement: groups that are
 redundant one by one and critical together. Here all groups are relaxed at once (`models.relaxed`)
-and the shares compete for the K places under the true loss, while a temperature makes them binary.
+and compete for the K places under the loss itself, while a falling temperature makes them binary.
 Gradients only propose; whatever stage 3 accepts was scored by true forward passes.
 """
 
+import math
+
 import numpy as np
-import optax
 
 from bosch_jax.evaluator import GRADIENT_PASSES
-from bosch_jax.solvers import bits
+from bosch_jax.solvers import GatesSolver, Space, bits
 from bosch_jax.stages import Assignment, Importance, Search, optimise, weights
 
 STAGES = (
@@ -21,58 +22,28 @@ STAGES = (
 
 
 def layer_importance(search: Search) -> Importance:
-  """Stage 1: trains a logit for every group, all layers together.
-
-  The shares are `soft_top_k` of the logits, so exactly K groups' worth is local at every step. Every
-  step takes the gradient on `gate_contexts` contexts, in shuffled turns, and Adam moves the logits;
-  the temperature falls from `gate_warm` to `gate_cold` geometrically.
-  """
-  options, K = search.settings.search, search.num_local
-  contexts = len(search.all_contexts)
+  """Stage 1: trains the gates of all groups together (`solvers.GatesSolver`), each step on the
+  gradient of `gate_contexts` contexts, in shuffled turns."""
+  options, contexts = search.settings.search, len(search.all_contexts)
   size = min(options.gate_contexts, contexts)
-  steps = int(options.gate_share * search.left / (GRADIENT_PASSES * size / contexts))
-  temperatures = np.geomspace(options.gate_warm, options.gate_cold, max(steps, 1))
-  rng = np.random.default_rng(search.settings.seed)
-  adam = optax.adam(options.gate_rate, b1=0.9, b2=0.95, eps=1e-4)
-  logits_LxG = np.zeros(search.shape, np.float32)
-  state, turn = adam.init(logits_LxG), []
+  solver = GatesSolver(
+    Space(math.prod(search.shape), search.num_local),
+    steps=int(options.gate_share * search.left / (GRADIENT_PASSES * size / contexts)),
+    rate=options.gate_rate,
+    warm=options.gate_warm,
+    cold=options.gate_cold,
+    first=options.gate_first,
+  )
+  rng, turn = np.random.default_rng(search.settings.seed), []
   search.evaluator.stage = "1 gates"
-  for temperature in temperatures[:steps]:
+  while (gates := solver.ask()[0]).dtype != bool:
     if len(turn) < size:
       turn = [*rng.permutation(contexts), *turn]
     chosen, turn = sorted(map(int, turn[-size:])), turn[:-size]
-    share_LxG = soft_top_k(logits_LxG, K, temperature)
-    _, gradient_LxG = search.evaluator.relax(share_LxG, chosen)
-    gradient_LxG = through_soft_top_k(gradient_LxG, share_LxG, temperature)
-    update_LxG, state = adam.update(gradient_LxG.astype(np.float32), state)
-    logits_LxG = logits_LxG + np.asarray(update_LxG)
-  z = top_k(logits_LxG, K)
-  return Importance(-logits_LxG.astype(np.float64), np.zeros(len(z)), z)
-
-
-def soft_top_k(logits: np.ndarray, k: int, temperature: float) -> np.ndarray:
-  """Shares in [0, 1] that sum to k: sigmoid((logits - t) / temperature), t found by bisection."""
-  logits = np.asarray(logits, np.float64)
-  reach = 40.0 * temperature
-  low, high = logits.min() - reach, logits.max() + reach
-  for _ in range(80):
-    threshold = (low + high) / 2
-    shares = 1 / (1 + np.exp(np.clip((threshold - logits) / temperature, -60, 60)))
-    low, high = (threshold, high) if shares.sum() > k else (low, threshold)
-  return shares
-
-
-def through_soft_top_k(gradient, shares, temperature: float) -> np.ndarray:
-  """The gradient in the logits, from that in the shares: with slopes w = s (1 - s) / temperature it
-  is w (g - sum(w g) / sum(w)), since the threshold moves to keep the sum."""
-  slopes = shares * (1 - shares) / temperature
-  return slopes * (gradient - (slopes * gradient).sum() / max(slopes.sum(), 1e-12))
-
-
-def top_k(values_LxG: np.ndarray, k: int) -> np.ndarray:
-  """bool `[L, G]`, the k largest; ties go to the first."""
-  order = np.argsort(-values_LxG.ravel(), kind="stable")
-  return bits(values_LxG.size, order[:k]).reshape(values_LxG.shape)
+    loss, gradient_LxG = search.evaluator.relax(gates.reshape(search.shape), chosen)
+    solver.tell([gates], [loss], [gradient_LxG.ravel()])
+  z = gates.reshape(search.shape)
+  return Importance(-solver.logits.reshape(search.shape), np.zeros(len(z)), z)
 
 
 def assign_ratios(search: Search, importance: Importance) -> Assignment:

@@ -35,6 +35,8 @@ class SearchOptions:
   """Temperature of the gates at the beginning."""
   gate_cold: float = 0.2
   """And at the end, when they are nearly binary."""
+  gate_first: float = 0.5
+  """Share of the local groups that the gates begin with."""
   flips: int = 60
   """Single flips scored around the mask that the gates found."""
   flip_share: float = 0.25
@@ -67,7 +69,7 @@ class SearchOptions:
   """The same for its closing exchanges between layers."""
 
   def __post_init__(self):
-    for field in ("gate_share", "flip_share", "screen", "assign_share", "assign_budget"):
+    for field in ("gate_share", "gate_first", "flip_share", "screen", "assign_share", "assign_budget"):
       if not 0 < getattr(self, field) <= 1:
         raise InputError(
           _flag("search." + field),
