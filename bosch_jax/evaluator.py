@@ -27,7 +27,6 @@ from bosch_jax.prompts import PADDING, PromptSet
 from models.config import ModelConfig
 from models.transformer import Transformer
 
-
 GRADIENT_PASSES = 3  # forward 1, backward 2, as training is counted
 
 

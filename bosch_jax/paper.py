@@ -31,7 +31,7 @@ def layer_importance(search: Search) -> Importance:
   the paper keeps the best score only, stage 3 starts somewhere unsaid).
   """
   L, G = search.shape
-  k = math.ceil(search.settings.ratio * G)
+  k = math.ceil(search.ratio * G)
   z = np.zeros(search.shape, bool)
   cost_LxG, best_L = np.zeros(search.shape), np.zeros(L)
   search.evaluator.rebase(z)

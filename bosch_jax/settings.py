@@ -69,7 +69,14 @@ class SearchOptions:
   """The same for its closing exchanges between layers."""
 
   def __post_init__(self):
-    for field in ("gate_share", "gate_first", "flip_share", "screen", "assign_share", "assign_budget"):
+    for field in (
+      "gate_share",
+      "gate_first",
+      "flip_share",
+      "screen",
+      "assign_share",
+      "assign_budget",
+    ):
       if not 0 < getattr(self, field) <= 1:
         raise InputError(
           _flag("search." + field),
@@ -114,8 +121,8 @@ class SelectSettings:
   model: str = "smollm2-135m"
   """Model: smollm2-135m (fetched once, 93 MB), a .gguf file, a Hugging Face folder, or an id such as
   Qwen/Qwen3-1.7B."""
-  ratio: float = 0.5
-  """Share of key/value head groups that become local, from 0 to 1."""
+  ratio: tuple[float, ...] = (0.5,)
+  """Share of key/value head groups that become local, from 0 to 1; several give a mask each."""
   window: int = 32
   """Tokens a local head sees, itself included."""
   context: int = 256
@@ -123,7 +130,7 @@ class SelectSettings:
   samples: int = 8
   """Calibration contexts, each with several questions."""
   budget: int = 55
-  """About what the search may spend, in full forward passes over the calibration set."""
+  """About what the search may spend for each ratio, in full forward passes over the calibration set."""
   method: Literal["bosch"] = "bosch"
   """How the mask is chosen."""
   score: Literal["nll", "accuracy"] = "nll"
@@ -152,6 +159,8 @@ class SelectSettings:
   )
 
   def __post_init__(self):
+    if isinstance(self.ratio, int | float):  # a single one, from Python
+      object.__setattr__(self, "ratio", (self.ratio,))
     for field in ("window", "context", "samples", "budget", "seed", "held_out"):
       if getattr(self, field) < 1:
         raise InputError(
@@ -162,8 +171,15 @@ class SelectSettings:
         raise InputError(
           _flag(field), getattr(self, field), f"is more than fits; use at most {MOST_CONTEXTS}"
         )
-    if not 0 <= self.ratio <= 1:
-      raise InputError("--ratio", self.ratio, "must be a share from 0 to 1; use for example 0.5")
+    for ratio in self.ratio:
+      if not 0 <= ratio <= 1:
+        raise InputError("--ratio", ratio, "must be a share from 0 to 1; use for example 0.5")
+    if not self.ratio or len(set(self.ratio)) < len(self.ratio):
+      raise InputError(
+        "--ratio",
+        " ".join(f"{ratio:g}" for ratio in self.ratio),
+        "must be one share or several different ones; use for example 0.5 0.75",
+      )
     if self.window >= self.context:
       raise InputError(
         "--window",
@@ -192,23 +208,24 @@ class SelectSettings:
         self.context,
         f"is beyond this model's {config.context} tokens; use at most that",
       )
-    local = num_local_for(self.ratio, config.total_groups)
-    if (self.ratio > 0 and local == 0) or (self.ratio < 1 and local == config.total_groups):
-      raise InputError(
-        "--ratio",
-        self.ratio,
-        f"cannot be reached: this model has {config.total_groups} head groups, so the nearest is {local / config.total_groups:g}; "
-        f"use a multiple of 1/{config.total_groups}",
-      )
-    least = self.least_budget(config)
-    if 0 < local < config.total_groups and self.budget < least:
-      raise InputError(
-        "--budget",
-        self.budget,
-        f"is less than the anchors and stage 1 take on this model; use {least} or more",
-      )
+    for ratio in self.ratio:
+      local = num_local_for(ratio, config.total_groups)
+      if (ratio > 0 and local == 0) or (ratio < 1 and local == config.total_groups):
+        raise InputError(
+          "--ratio",
+          ratio,
+          f"cannot be reached: this model has {config.total_groups} head groups, so the nearest is {local / config.total_groups:g}; "
+          f"use a multiple of 1/{config.total_groups}",
+        )
+      least = self.least_budget(config, ratio)
+      if 0 < local < config.total_groups and self.budget < least:
+        raise InputError(
+          "--budget",
+          self.budget,
+          f"is less than the anchors and stage 1 take on this model; use {least} or more",
+        )
 
-  def least_budget(self, config: ModelConfig) -> int:
+  def least_budget(self, config: ModelConfig, ratio: float) -> int:
     """Passes for two anchors and a stage 1: some steps of the gates, or a cascade, in which layer l
     from the top costs l / L."""
     L, G = config.num_layers, config.num_groups
@@ -216,7 +233,7 @@ class SelectSettings:
       step = 3 * min(self.search.gate_contexts, self.samples) / self.samples
       return math.ceil(2 + LEAST_STEPS * step / self.search.gate_share)
     if self.search.recipe == "paper":
-      masks = min(math.comb(G, math.ceil(self.ratio * G)), self.search.layer_budget)
+      masks = min(math.comb(G, math.ceil(ratio * G)), self.search.layer_budget)
     else:
       masks = (G + 1) * self.search.screen
     return math.ceil(2 + masks * (L + 1) / 2)
@@ -229,7 +246,8 @@ class SelectSettings:
     model = (
       pathlib.Path(self.model.removesuffix(".gguf")).absolute().name if self.model else "model"
     )
-    name = f"{model}-{self.method}-r{self.ratio:g}-w{self.window}-c{self.context}-s{self.seed}"
+    ratios = "+".join(f"{ratio:g}" for ratio in self.ratio)
+    name = f"{model}-{self.method}-r{ratios}-w{self.window}-c{self.context}-s{self.seed}"
     shown = ("model", "method", "ratio", "window", "context", "seed", *runs.NOT_RECORDED)
     rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in shown}
     if rest != {

@@ -13,6 +13,7 @@ from bosch_jax.evaluator import Evaluator
 from bosch_jax.objective import Objective
 from bosch_jax.settings import SelectSettings
 from bosch_jax.solvers import SwapSolver, bits
+from models.windows import num_local_for
 
 STAGES = (
   "layer importance: a cascade from the top layer down",
@@ -27,18 +28,21 @@ class Search:
   Args:
     evaluator: scores masks.
     settings: of the run.
-    num_local: K, the number of local groups the mask must have.
+    ratio: rho, the share of groups that become local.
 
   Attributes:
+    num_local: K, the number of local groups the mask must have.
     objective: L(z), with its anchors, on all contexts.
     shape: (L, G).
     best_nll: calibration NLL of the best mask with K local groups so far, or None.
   """
 
-  def __init__(self, evaluator: Evaluator, settings: SelectSettings, num_local: int):
+  def __init__(self, evaluator: Evaluator, settings: SelectSettings, ratio: float):
     config = evaluator.config
-    self.evaluator, self.settings, self.num_local = evaluator, settings, num_local
+    self.evaluator, self.settings, self.ratio = evaluator, settings, ratio
+    self.num_local = num_local_for(ratio, config.total_groups)
     self.shape = (config.num_layers, config.num_groups)
+    self._began = evaluator.cost
     self.all_contexts = tuple(range(len(evaluator.prompts)))
     self.best_nll: float | None = None
     self._objectives: dict[tuple[int, ...], Objective] = {}
@@ -54,16 +58,14 @@ class Search:
 
   @property
   def left(self) -> float:
-    """Budget not yet spent, in full-forward equivalents."""
-    return self.settings.budget - self.evaluator.cost
+    """Budget of this ratio not yet spent, in full-forward equivalents."""
+    return self.settings.budget - (self.evaluator.cost - self._began)
 
   def _objective(self, contexts: tuple[int, ...]) -> Objective:
     if contexts not in self._objectives:
       anchors = [np.zeros(self.shape, bool), np.ones(self.shape, bool)]
       scores = self.evaluator.score(anchors, contexts).score(self.settings.score)
-      self._objectives[contexts] = Objective(
-        *scores, self.settings.ratio, self.settings.search.alpha
-      )
+      self._objectives[contexts] = Objective(*scores, self.ratio, self.settings.search.alpha)
     return self._objectives[contexts]
 
   def loss(self, masks: list[np.ndarray], contexts: tuple[int, ...] | None = None) -> np.ndarray:
@@ -143,7 +145,7 @@ def layer_importance(search: Search) -> Importance:
   for l in reversed(range(L)):
     search.evaluator.stage = f"1 layer {l}"
     cost_LxG[l] = search.drop([with_local(z, l, [g]) for g in range(G)], screen) - current
-    order = np.argsort(cost_LxG[l], kind="stable")[: math.ceil(search.settings.ratio * G)]
+    order = np.argsort(cost_LxG[l], kind="stable")[: math.ceil(search.ratio * G)]
     chosen = [int(g) for g in order if cost_LxG[l, g] <= options.tolerance]
     if chosen:
       candidate = with_local(z, l, chosen)
