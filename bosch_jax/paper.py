@@ -1,4 +1,4 @@
-"""The three stages literally as the paper states them (`--search.recipe paper`).
+"""The three stages literally as the paper states them (`--recipe paper`).
 
 Where the paper gives no figure, the choice is ours and named. `bosch_jax.stages` holds the same
 stages with our ingredients.

@@ -88,14 +88,14 @@ def as_json(settings: object) -> dict:
   return json.loads(json.dumps(record))  # as it is read back: tuples are lists
 
 
-def _check_same(folder: pathlib.Path, stored: dict, record: dict, prefix: str = "--") -> None:
+def _check_same(folder: pathlib.Path, stored: dict, record: dict) -> None:
   for field, value in record.items():
     old = stored.get(field)
     if isinstance(value, dict) and isinstance(old, dict):
-      _check_same(folder, old, value, f"{prefix}{field}.")
+      _check_same(folder, old, value)  # groups of flags have no prefix
     elif old != value:
       raise InputError(
-        f"--resume: {prefix}{field.replace('_', '-')}",
+        f"--resume: --{field.replace('_', '-')}",
         value,
         f"the run in {folder} was made with {old}; give the same value or another --out",
       )

@@ -79,7 +79,7 @@ class SearchOptions:
     ):
       if not 0 < getattr(self, field) <= 1:
         raise InputError(
-          _flag("search." + field),
+          _flag(field),
           getattr(self, field),
           "must be a share above 0, up to 1; use for example 0.25",
         )
@@ -95,20 +95,16 @@ class SearchOptions:
     ):
       if getattr(self, field) < 1:
         raise InputError(
-          _flag("search." + field),
+          _flag(field),
           getattr(self, field),
           "must be a positive integer; use 1 or more",
         )
     for field in ("gate_rate", "gate_warm", "gate_cold"):
       if not 0 < getattr(self, field) < math.inf:
-        raise InputError(
-          _flag("search." + field), getattr(self, field), "must be above 0; use for example 0.2"
-        )
+        raise InputError(_flag(field), getattr(self, field), "must be above 0; use for example 0.2")
     for field in ("alpha", "tolerance", "slack", "cap"):
       if getattr(self, field) < 0:
-        raise InputError(
-          _flag("search." + field), getattr(self, field), "must not be negative; use 0 or more"
-        )
+        raise InputError(_flag(field), getattr(self, field), "must not be negative; use 0 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +149,9 @@ class SelectSettings:
   """Text around the needles: RULER's repeated sentences, or documentation text."""
   held_out: int = 16
   """Contexts of the held-out set that the final table is measured on."""
-  search: SearchOptions = dataclasses.field(default_factory=SearchOptions)
+  search: tyro.conf.OmitArgPrefixes[SearchOptions] = dataclasses.field(
+    default_factory=SearchOptions
+  )
   devices: tyro.conf.OmitArgPrefixes[DeviceOptions] = dataclasses.field(
     default_factory=DeviceOptions
   )

@@ -96,5 +96,5 @@ def test_a_nested_setting_is_named_alone(tmp_path):
     search: Settings = dataclasses.field(default_factory=Settings)
 
   folder = open_run(tmp_path / "a", Outer(), resume=False, force=False)
-  with pytest.raises(InputError, match=r"--search\.ratio 0\.75"):
+  with pytest.raises(InputError, match=r"--ratio 0\.75"):
     open_run(folder, Outer(Settings(ratio=0.75)), resume=True, force=False)

@@ -149,7 +149,9 @@ def test_accuracy_can_be_the_score():
   assert search.objective.full == 1.0 and search.objective.all_local == 0.0
 
 
-@pytest.mark.parametrize(("recipe", "budget"), [(stages, 14), (stages, 22), (gates, 14), (gates, 30)])
+@pytest.mark.parametrize(
+  ("recipe", "budget"), [(stages, 14), (stages, 22), (gates, 14), (gates, 30)]
+)
 def test_a_search_killed_after_any_line_resumes_to_the_same_mask_and_journal(
   tmp_path, recipe, budget
 ):
