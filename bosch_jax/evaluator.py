@@ -84,6 +84,7 @@ class Evaluator:
     batch: int | None = None,
     state_bytes: int | None = None,
     mesh: Mesh | None = None,
+    workers: int | None = None,
   ):
     devices = 1 if mesh is None else mesh.size
     self.config, self.prompts, self.window, self._mesh = config, prompts, window, mesh
@@ -101,7 +102,8 @@ class Evaluator:
     self._memo: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
     self._compiled = scoring.compiled(Transformer(config, sinks, backend), mesh)
     # One context leaves cores idle between its matrix products, so as many run side by side.
-    self._workers = len(os.sched_getaffinity(0)) if mesh is None and on_cpu() else 1
+    on_cores = mesh is None and jax.default_backend() == "cpu"
+    self._workers = workers or (len(os.sched_getaffinity(0)) if on_cores else 1)
     self._pool = concurrent.futures.ThreadPoolExecutor(self._workers)
     self._layer_flops, self._head_flops = forward_flops(config, prompts)
     self._base = np.zeros((config.num_layers, config.num_groups), bool)
@@ -262,10 +264,6 @@ class Evaluator:
     return (
       layers * self._layer_flops / (self.config.num_layers * self._layer_flops + self._head_flops)
     )
-
-
-def on_cpu() -> bool:
-  return jax.default_backend() == "cpu"
 
 
 def pad(prompts: PromptSet, multiple: int) -> PromptSet:
