@@ -157,7 +157,7 @@ def _plain_step(model, params, batch: Batch, windows_LxH):
     jax.nn.log_softmax(logits_1xTxV)[:, :-1], batch.tokens_BxT[:, 1:, None], axis=-1
   )[..., 0]
   valid = batch.valid_BxQxA[0, 0]
-  return jnp.where(valid, loss_1xT[0, batch.answer_BxQxA[0, 0]], 0.0).sum() / valid.sum()
+  return jnp.where(valid, loss_1xT[0, batch.answer_BxQxA[0, 0]], 0.0).sum() / valid.sum().astype(jnp.float32)
 
 
 def plain_jax(loaded, plain: PromptSet, masks, window: int):

@@ -36,7 +36,7 @@ def test_what_is_chosen_fits():
 
 
 def test_more_devices_share_states_and_pairs():
-  one, four = on(2**24), on(2**24, devices=4)
+  one, four = on(2**22), on(2**22, devices=4)
   assert four.stride < one.stride and four.batch == 2
 
 
