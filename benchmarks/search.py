@@ -57,10 +57,10 @@ class Options:
   window: int = 64
   context: int = 512
   samples: int = 4
-  budget: int = 30
+  budget: int = 24
   seed: int = 1
   masks: int = 2
-  questions: int = 4
+  questions: int = 2
   out: str = "runs/bench-search"
 
 
@@ -157,7 +157,9 @@ def _plain_step(model, params, batch: Batch, windows_LxH):
     jax.nn.log_softmax(logits_1xTxV)[:, :-1], batch.tokens_BxT[:, 1:, None], axis=-1
   )[..., 0]
   valid = batch.valid_BxQxA[0, 0]
-  return jnp.where(valid, loss_1xT[0, batch.answer_BxQxA[0, 0]], 0.0).sum() / valid.sum().astype(jnp.float32)
+  return jnp.where(valid, loss_1xT[0, batch.answer_BxQxA[0, 0]], 0.0).sum() / valid.sum().astype(
+    jnp.float32
+  )
 
 
 def plain_jax(loaded, plain: PromptSet, masks, window: int):

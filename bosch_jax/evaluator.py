@@ -197,7 +197,6 @@ class Evaluator:
 
     outputs = self._in_calls(score, [(mask, b) for mask in masks for b in contexts])
     shape = len(masks), len(contexts), -1
-    # Everything is dispatched before the first result is waited for.
     parts = [np.concatenate([np.asarray(o[k]) for o in outputs]) for k in (0, 1)]
     return (part[: len(masks) * len(contexts)].reshape(shape) for part in parts)
 
@@ -228,7 +227,12 @@ class Evaluator:
       return function(np.stack(masks), rows)
 
     if self._workers == 1:
-      return [run(call) for call in calls]
+      outputs = []
+      for call in calls:
+        outputs.append(run(call))
+        # One call computes while the next is prepared; more would fill the device with their inputs.
+        jax.block_until_ready(outputs[-2:-1])
+      return outputs
     return list(self._pool.map(lambda call: jax.block_until_ready(run(call)), calls))
 
   def _state(self, context: int, slot: int) -> jax.Array:

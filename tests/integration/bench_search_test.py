@@ -17,7 +17,7 @@ from tests.integration.tiny_gguf import write_tiny_gguf
 def options(tmp_path_factory):
   folder = tmp_path_factory.mktemp("bench")
   return search.Options(
-    model=str(write_tiny_gguf(folder / "tiny.gguf")), context=400, window=24, samples=2, budget=25,
+    model=str(write_tiny_gguf(folder / "tiny.gguf")), context=400, window=24, samples=4, budget=25,
     out=str(folder / "out"),
   )  # fmt: skip
 
