@@ -87,6 +87,7 @@ class Evaluator:
     batch: int | None = None,
     state_bytes: int | None = None,
     mesh: Mesh | None = None,
+    workers: int | None = None,
   ):
     devices = 1 if mesh is None else mesh.size
     self.config, self.prompts, self.window, self._mesh = config, prompts, window, mesh
@@ -104,7 +105,8 @@ class Evaluator:
     self._memo: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
     self._compiled = scoring.compiled(Transformer(config, sinks, backend), mesh)
     # One context leaves cores idle between its matrix products, so as many run side by side.
-    self._workers = len(os.sched_getaffinity(0)) if mesh is None and on_cpu() else 1
+    on_cores = mesh is None and jax.default_backend() == "cpu"
+    self._workers = workers or (len(os.sched_getaffinity(0)) if on_cores else 1)
     self._pool = concurrent.futures.ThreadPoolExecutor(self._workers)
     self._layer_flops, self._head_flops = forward_flops(config, prompts)
     self._base = np.zeros((config.num_layers, config.num_groups), bool)
@@ -240,7 +242,6 @@ class Evaluator:
 
     outputs = self._in_calls(score, [(mask, b) for mask in masks for b in contexts])
     shape = len(masks), len(contexts), -1
-    # Everything is dispatched before the first result is waited for.
     parts = [np.concatenate([np.asarray(o[k]) for o in outputs]) for k in (0, 1)]
     return (part[: len(masks) * len(contexts)].reshape(shape) for part in parts)
 
@@ -271,7 +272,12 @@ class Evaluator:
       return function(np.stack(masks), rows)
 
     if self._workers == 1:
-      return [run(call) for call in calls]
+      outputs = []
+      for call in calls:
+        outputs.append(run(call))
+        # One call computes while the next is prepared; more would fill the device with their inputs.
+        jax.block_until_ready(outputs[-2:-1])
+      return outputs
     return list(self._pool.map(lambda call: jax.block_until_ready(run(call)), calls))
 
   def _state(self, context: int, slot: int) -> jax.Array:
@@ -307,10 +313,6 @@ class Evaluator:
     return (
       layers * self._layer_flops / (self.config.num_layers * self._layer_flops + self._head_flops)
     )
-
-
-def on_cpu() -> bool:
-  return jax.default_backend() == "cpu"
 
 
 def pad(prompts: PromptSet, multiple: int) -> PromptSet:
