@@ -230,7 +230,7 @@ def measure(options: Options, progress=lambda text: None) -> dict:
   """
   settings = SelectSettings(
     model=options.model, ratio=options.ratio, window=options.window, context=options.context,
-    samples=options.samples, budget=options.budget, seed=options.seed, search=SearchOptions(),
+    samples=options.samples, budget=options.budget, seed=options.seed, search=SearchOptions(recipe="probes"),
   )  # fmt: skip
   loaded = registry.load(settings.model)
   settings.check_model(loaded.config)
@@ -253,7 +253,7 @@ def measure(options: Options, progress=lambda text: None) -> dict:
   apart = {name: float(np.abs(nll - ours).max()) for name, (nll, _) in loops.items()}
   progress("the search")
   evaluator = Timed(loaded.config, loaded.params, calibration, settings.window)
-  search(evaluator, settings, SearchProgress(Console(quiet=True), settings.budget))
+  search(evaluator, settings, options.ratio, SearchProgress(Console(quiet=True), settings.budget))
   after = matmul_peak(loaded.config, calibration.tokens_BxT.shape[1])
   # The faster of before and after: the machine's clock varies, and the search ran between them.
   peak = {n: [max(x) for x in zip(before[n], after[n], strict=True)] for n in before}
