@@ -6,7 +6,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 
-from models import families, gguf_loader, safetensors_loader
+from models import gguf_loader, hybrid_folder, safetensors_loader
 from models.config import ModelConfig
 from models.download import DEFAULT, HUB_ID, default_gguf, hub_folder
 from models.errors import InputError
@@ -65,7 +65,7 @@ def load_config(model: str) -> ModelConfig:
   """
   path = resolve(model, weights=False)
   if path.is_dir():
-    return families.config_from_hf(families.read_config(path), path / "config.json")
+    return hybrid_folder.read_config(path)[0]
   return gguf_loader.config_of(gguf_loader.open_gguf(path))
 
 
@@ -83,7 +83,7 @@ def load(model: str = DEFAULT, dtype=jnp.float32, sharding=None) -> Loaded:
   """
   path = resolve(model)
   if path.is_dir():
-    config = families.config_from_hf(families.read_config(path), path / "config.json")
+    config, order = hybrid_folder.read_config(path)
     tokenizer = Tokenizer.from_folder(path)
     name = (
       model if HUB_ID.fullmatch(model) and not pathlib.Path(model).exists() else path.resolve().name
@@ -101,6 +101,7 @@ def load(model: str = DEFAULT, dtype=jnp.float32, sharding=None) -> Loaded:
     )
   if path.is_dir():
     params = safetensors_loader.load_params(path, config, dtype, sharding)
+    params = hybrid_folder.restore(params, order, config)
   else:
     params = gguf_loader.load_params(file, config, dtype)
     if sharding is not None:
