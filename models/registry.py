@@ -83,15 +83,13 @@ def load(model: str = DEFAULT, dtype=jnp.float32, sharding=None) -> Loaded:
   """
   path = resolve(model)
   if path.is_dir():
-    config, order = hybrid_folder.read_config(path)
-    tokenizer = Tokenizer.from_folder(path)
+    config, tokenizer = hybrid_folder.read_config(path)[0], Tokenizer.from_folder(path)
     name = (
       model if HUB_ID.fullmatch(model) and not pathlib.Path(model).exists() else path.resolve().name
     )
   else:
     file = gguf_loader.open_gguf(path)
-    config = gguf_loader.config_of(file)
-    tokenizer = Tokenizer.from_gguf(file)
+    config, tokenizer = gguf_loader.config_of(file), Tokenizer.from_gguf(file)
     name = DEFAULT if model == DEFAULT else path.name
   if tokenizer.vocab_size > config.vocab_size:  # jax would clamp such ids without a word
     raise InputError(
@@ -99,14 +97,26 @@ def load(model: str = DEFAULT, dtype=jnp.float32, sharding=None) -> Loaded:
       path,
       f"has {tokenizer.vocab_size} tokens but embeds {config.vocab_size}; give another model",
     )
+  weights = load_params(path, dtype, sharding) if path.is_dir() else _gguf(file, dtype, sharding)
+  return Loaded(name, *weights, tokenizer)
+
+
+def load_params(path: pathlib.Path, dtype=jnp.float32, sharding=None) -> tuple[ModelConfig, dict]:
+  """Configuration and parameters of a .gguf file or Hugging Face folder; arguments as in `load`,
+  and of a folder the stored dtype if that is None."""
   if path.is_dir():
+    config, order = hybrid_folder.read_config(path)
     params = safetensors_loader.load_params(path, config, dtype, sharding)
-    params = hybrid_folder.restore(params, order, config)
-  else:
-    params = gguf_loader.load_params(file, config, dtype)
-    if sharding is not None:
-      params = jax.tree_util.tree_map_with_path(
-        lambda where, p: jax.device_put(p, sharding("/".join(key.key for key in where), p.shape)),
-        params,
-      )
-  return Loaded(name, config, params, tokenizer)
+    return config, hybrid_folder.restore(params, order, config)
+  return _gguf(gguf_loader.open_gguf(path), dtype, sharding)
+
+
+def _gguf(file: gguf_loader.GGUFFile, dtype, sharding) -> tuple[ModelConfig, dict]:
+  config = gguf_loader.config_of(file)
+  params = gguf_loader.load_params(file, config, dtype)
+  if sharding is not None:
+    params = jax.tree_util.tree_map_with_path(
+      lambda where, p: jax.device_put(p, sharding("/".join(key.key for key in where), p.shape)),
+      params,
+    )
+  return config, params

@@ -277,7 +277,9 @@ def _attend_full(module, q, k: Held, v: Held, spec, padding, args):
   outs = []
   for begin, end, i in _blocks(q, k.total):
     visible = _near(i, 0, end, None, padding)
-    outs.append(_masked(module, q[:, :, begin], k.parts[:, :, :end], v.parts[:, :, :end], visible, args))
+    outs.append(
+      _masked(module, q[:, :, begin], k.parts[:, :, :end], v.parts[:, :, :end], visible, args)
+    )
   return torch.cat(outs, dim=1)
 
 
