@@ -169,7 +169,7 @@ def test_the_rest_of_a_stopped_export_is_no_hindrance(tiny, tmp_path):
   ],
 )
 def test_bad_input_is_one_sentence(tiny, tmp_path, capsys, case, said):
-  root, config, params = tiny
+  _, config, params = tiny
   out, flags, mask = tmp_path / "out", [], "run/mask.json"
   local = HeadMask([[0, 1], [1, 0], [0, 1]])
   other = dataclasses.replace(config, rope_theta=77.0)
