@@ -73,6 +73,17 @@ def _index(rising: list[int]) -> slice | list[int]:
   return slice(first, last + 1) if last - first + 1 == len(rising) else rising
 
 
+def split(x_BxGxSxK, parts: list[Part]) -> list[torch.Tensor]:
+  """The groups of each part."""
+  groups = [p.groups for p in parts]
+  there = sum(g.stop - g.start if isinstance(g, slice) else len(g) for g in groups)
+  if x_BxGxSxK.shape[1] != there:  # a slice would say nothing
+    raise NotImplementedError(
+      f"{x_BxGxSxK.shape[1]} of {there} key/value groups: tensor parallelism is not supported"
+    )
+  return [x_BxGxSxK[:, g] for g in groups]
+
+
 class Held(NamedTuple):
   """Keys or values of a layer, one tensor `[B, groups, S, K]` per part.
 
@@ -102,9 +113,8 @@ class HybridLayer(CacheLayerMixin):
     self.total = self.start = self.slots = self.head = 0  # head: where the ring's oldest token is
 
   def lazy_initialization(self, key_states, value_states):
-    self.store = [
-      [x[:, part.groups, :0] for part in self.spec.parts] for x in (key_states, value_states)
-    ]
+    states = (key_states, value_states)
+    self.store = [[part[:, :, :0] for part in split(x, self.spec.parts)] for x in states]
     self.is_initialized = True
 
   def update(self, key_states, value_states, *args, **kwargs):
@@ -117,11 +127,11 @@ class HybridLayer(CacheLayerMixin):
     self.total += new
     held = []
     for store, x in zip(self.store, states, strict=True):
-      for i, part in enumerate(self.spec.parts):
-        if ring and part.local:  # in place of the oldest token: attention knows no order of keys
-          store[i][:, :, self.spec.sinks + self.head] = x[:, part.groups, 0]
+      for i, added in enumerate(split(x, self.spec.parts)):
+        if ring and self.spec.parts[i].local:  # over the oldest: attention knows no order of keys
+          store[i][:, :, self.spec.sinks + self.head] = added[:, :, 0]
         else:
-          store[i] = torch.cat([store[i], x[:, part.groups]], dim=-2)
+          store[i] = torch.cat([store[i], added], dim=2)
       held.append(Held(list(store), self.start, self.slots, self.total))
     if ring:
       self.head = (self.head + 1) % self.spec.window
@@ -132,13 +142,14 @@ class HybridLayer(CacheLayerMixin):
 
   def _straighten(self):
     """Tokens of the ring in their order."""
-    if self.head:
-      self._map(lambda x: self._ordered(x), local_only=True)
-      self.head = 0
+    sinks, head = self.spec.sinks, self.head
 
-  def _ordered(self, x):
-    sinks = self.spec.sinks
-    return torch.cat([x[:, :, :sinks], x[:, :, sinks:].roll(-self.head, dims=2)], dim=2)
+    def ordered(x):
+      return torch.cat([x[:, :, :sinks], x[:, :, sinks:].roll(-head, dims=2)], dim=2)
+
+    if head:
+      self._map(ordered, local_only=True)
+      self.head = 0
 
   def _forget(self):
     """Leaves of local groups the sinks and the window."""
@@ -258,9 +269,7 @@ def hybrid_attention(
   if attention_mask is not None and attention_mask.ndim != 2:
     raise NotImplementedError("hybrid attention takes a mask [batch, tokens], none of 4 dimensions")
   if isinstance(key, torch.Tensor):
-    key, value = (
-      Held([x[:, part.groups] for part in spec.parts], 0, 0, x.shape[2]) for x in (key, value)
-    )
+    key, value = (Held(split(x, spec.parts), 0, 0, x.shape[2]) for x in (key, value))
   out = query.new_empty(query.shape[0], query.shape[2], query.shape[1], query.shape[3])
   for i, part in enumerate(spec.parts):
     k, v = (held._replace(parts=held.parts[i]) for held in (key, value))
