@@ -81,7 +81,7 @@ def markdown(facts: Facts, bytes_per_number: int, checkpoint: pathlib.Path | Non
     lines += ["No custom code: config.json says it in the family's own fields."]
   else:
     lines += [
-      "modeling_bosch.py replaces attention and cache; it needs torch and transformers 5.24 or newer. The cache"
+      "modeling_bosch.py and hybrid_cache.py replace attention and cache; they need torch and transformers 5.24 or newer. The cache"
       " keeps every token of full groups, and of local groups what they see.",
     ]
   lines += ["", *_cache(c, mask, window, sinks, bytes_per_number), *_scores(facts, checkpoint)]

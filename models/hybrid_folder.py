@@ -22,7 +22,10 @@ from models.tokenizer import Tokenizer
 from models.windows import HeadMask
 
 FORMAT = "bosch-hybrid/1"
-MODULE = pathlib.Path(__file__).parent / "hf_hybrid" / "modeling_bosch.py"
+MODULE, CACHE = (
+  pathlib.Path(__file__).parent / "hf_hybrid" / f"{name}.py"
+  for name in ("modeling_bosch", "hybrid_cache")
+)
 # Families that have a window of their own choice in every layer, and those that have one for all.
 _BY_LAYER = {"qwen2", "qwen3", "smollm3"}
 _FOR_ALL = {"qwen3_moe", "llama"}
@@ -75,7 +78,7 @@ def save_hybrid(
   native: bool | None = None,
   shard_bytes: int = export.SHARD_BYTES,
 ) -> bool:
-  """Writes config.json, weights, tokenizer and, where needed, the torch module.
+  """Writes config.json, weights, tokenizer and, where needed, the torch modules.
 
   Args:
     folder: made if it is not there; must hold no model yet.
@@ -98,7 +101,7 @@ def save_hybrid(
       "--form", "native", f"cannot say this mask: {reason}; leave it out, or give --form custom"
     )
   is_native = fields is not None and native is not False
-  files = {} if is_native else {MODULE.name: MODULE.read_text("utf-8")}
+  files = {} if is_native else {path.name: path.read_text("utf-8") for path in (MODULE, CACHE)}
   record = {
     "format": FORMAT,
     "model_type": kind,

@@ -65,7 +65,7 @@ def test_the_folder(tiny, tmp_path, capsys):
   assert "trust_remote_code=True" in capsys.readouterr().out
   assert {p.name for p in out.iterdir()} == {
     "README.md", "config.json", "generation_config.json", "mask.json", "model.safetensors",
-    "modeling_bosch.py", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+    "modeling_bosch.py", "hybrid_cache.py", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
   }  # fmt: skip
   assert (out / "mask.json").read_bytes() == (root / "run" / "mask.json").read_bytes()
   generation = json.loads((out / "generation_config.json").read_text())
