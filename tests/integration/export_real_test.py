@@ -65,8 +65,9 @@ def test_64_greedy_tokens(real, tmp_path):
   assert hybrid_folder.read_config(tmp_path / "x")[0].fingerprint == real.config.fingerprint
 
 
-def test_needles_at_4k(real, tmp_path):
-  """Layers that a search finds easy are local with 256 tokens; numbers 256 to 4096 tokens away are
+@pytest.mark.parametrize("context", [1024, 4096])
+def test_needles(real, tmp_path, context):
+  """Layers that a search finds easy are local with 256 tokens; numbers farther away than that are
   found by torch, generating from one cached haystack, exactly as by ours."""
   window = 256
   rows = np.zeros((30, 3), bool)
@@ -75,7 +76,7 @@ def test_needles_at_4k(real, tmp_path):
   hybrid_folder.save_hybrid(tmp_path / "x", real.config, real.params, mask, window)
   model = load(tmp_path / "x")
   made = make_niah(
-    real.tokenizer, context=4096, window=window, samples=1, style="chatcopy", split="held_out"
+    real.tokenizer, context=context, window=window, samples=1, style="chatcopy", split="held_out"
   )
   ids, segments = made.tokens_BxT[0], made.segments_BxT[0]
   haystack = ids[segments == 0].astype(np.int64)
