@@ -140,9 +140,7 @@ def held(length_B: jax.Array, spec: CacheSpec) -> jax.Array:
   return jnp.where((position >= jnp.minimum(slot, spec.sinks)) & (position <= last), position, -1)
 
 
-def write(
-  buffer_BxGxSxK: jax.Array, new_BxTxGxK: jax.Array, slot_BxT: jax.Array
-) -> jax.Array:
+def write(buffer_BxGxSxK: jax.Array, new_BxTxGxK: jax.Array, slot_BxT: jax.Array) -> jax.Array:
   """Puts keys or values of T tokens into their slots; a slot of `FULL` drops its token."""
   rows = jnp.arange(len(slot_BxT))[:, None]
   return buffer_BxGxSxK.at[rows, :, slot_BxT].set(

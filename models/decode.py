@@ -160,7 +160,7 @@ def _attend_full(q_BxTxHxK, k_BxGxSxK, v_BxGxSxK, position_BxT, end_B):
 
 def _attend_chunk(spec, q, k, v, ring_k, ring_v, start_B, position_BxT, real_BxT):
   """Local groups of a whole chunk: the ring as it was, then the chunk, in `models.attention`."""
-  (B, T, H, K), slots = q.shape, spec.slots
+  (B, _, H, K), slots = q.shape, spec.slots
   ring_position = kv.held(start_B, spec)
   position = jnp.concatenate([ring_position, position_BxT], 1)
   filled = jnp.concatenate([ring_position >= 0, real_BxT], 1)

@@ -1,14 +1,13 @@
 """Generation: prompts through the hybrid cache in chunks, then one token of every row at a time.
 
-    loaded = models.load("smollm2-135m")
-    mask, record = models.HeadMask.load("mask.json", loaded.config)
-    hybrid = hybridize(loaded.params, mask, loaded.config)
-    generator = models.Generator(loaded, hybrid, window=record["window"])
-    output = generator.generate(["Once upon a time"], max_tokens=50)
+loaded = models.load("smollm2-135m")
+mask, record = models.HeadMask.load("mask.json", loaded.config)
+hybrid = hybridize(loaded.params, mask, loaded.config)
+generator = models.Generator(loaded, hybrid, window=record["window"])
+output = generator.generate(["Once upon a time"], max_tokens=50)
 """
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Sequence
 
@@ -216,7 +215,9 @@ class Generator:
       raise InputError("--max-tokens", max_tokens, "must be a positive number; use for example 256")
     if not prompts:
       raise InputError("--prompt", "", "is missing; give a text or a file")
-    rows = [self.tokenizer.encode(p) if isinstance(p, str) else [int(i) for i in p] for p in prompts]
+    rows = [
+      self.tokenizer.encode(p) if isinstance(p, str) else [int(i) for i in p] for p in prompts
+    ]
     for row in rows:
       if not row:
         raise InputError("--prompt", "", "is empty; give at least one token")
@@ -261,7 +262,10 @@ class _State:
     started = time.perf_counter()
     for T in (chunk, 1):
       if (self.spec, T) not in self._seen:
-        tokens, count = np.zeros((self.spec.batch, T), np.int32), np.zeros(self.spec.batch, np.int32)
+        tokens, count = (
+          np.zeros((self.spec.batch, T), np.int32),
+          np.zeros(self.spec.batch, np.int32),
+        )
         extend.lower(self.spec, self._params, self.cache, self.logits, tokens, count).compile()
         self._seen.add((self.spec, T))
     self.next(sampling, 0, 0)

@@ -57,4 +57,6 @@ class TextStream:
 
 def _overlap(text: str, stop: str) -> int:
   """Characters at the end of `text` that `stop` begins with."""
-  return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+  return next(
+    (n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0
+  )

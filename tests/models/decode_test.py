@@ -79,10 +79,15 @@ def test_the_comparison_can_fail(params):
   ids = random_ids(1, 2 * W)
   want = forward(CONFIG, params, MASK, W, 0, ids)[0, -1]
   for wrong in ((W - 1, 0), (W + 1, 0), (W, 4)):
-    assert np.abs(Cached(CONFIG, params, MASK, *wrong, 1, CAPACITY).prompt([ids[0]], 3)[0] - want).max() > 1e-2
+    assert (
+      np.abs(Cached(CONFIG, params, MASK, *wrong, 1, CAPACITY).prompt([ids[0]], 3)[0] - want).max()
+      > 1e-2
+    )
 
 
-@pytest.mark.parametrize("mask", [FULL_LAYER, HeadMask(np.zeros((3, 3))), HeadMask(np.ones((3, 3)))])
+@pytest.mark.parametrize(
+  "mask", [FULL_LAYER, HeadMask(np.zeros((3, 3))), HeadMask(np.ones((3, 3)))]
+)
 def test_layers_without_full_or_local_groups(params, mask):
   ids = random_ids(1, 20)
   want = forward(CONFIG, params, mask, W, 4, ids)[0]
@@ -104,7 +109,9 @@ def test_rows_of_different_lengths(params, sinks, chunk):
     for b, n in enumerate(lengths):
       close(got[b], want[b, n - 1 + t])
     if t < 4:
-      got = model.read(np.array([[row[n + t]] for row, n in zip(ids, lengths, strict=True)]), [1] * 4)
+      got = model.read(
+        np.array([[row[n + t]] for row, n in zip(ids, lengths, strict=True)]), [1] * 4
+      )
 
 
 def test_a_finished_row_stays_as_it_is(params):
@@ -113,7 +120,9 @@ def test_a_finished_row_stays_as_it_is(params):
   before = model.prompt([ids[0, :9], ids[1, :9]], 3)[1]
   after = model.read(np.array([[3], [7]]), [1, 0])
   np.testing.assert_array_equal(after[1], before)
-  close(model.read(ids[:, 9:10], [0, 1])[1], forward(CONFIG, params, MASK, W, 0, ids[1:, :10])[0, -1])
+  close(
+    model.read(ids[:, 9:10], [0, 1])[1], forward(CONFIG, params, MASK, W, 0, ids[1:, :10])[0, -1]
+  )
 
 
 def test_a_row_is_what_it_is_alone(params):
