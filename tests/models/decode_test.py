@@ -215,7 +215,7 @@ def test_one_trace_for_chunks_and_one_for_decoding(params):
 def test_buffers_are_reused(params):
   """The step's own promise to the runtime: every cache buffer is the output's, and little is
   allocated beside them."""
-  model = Cached(CONFIG, params, MASK, W, 0, 1, 4096)
+  model = Cached(CONFIG, params, MASK, W, 0, 1, 16384)
   tokens, one = jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)
   compiled = decode.extend.lower(
     model.spec, model.params, model.cache, model.logits, tokens, one

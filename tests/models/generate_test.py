@@ -171,8 +171,8 @@ def test_one_trace_for_chunks_and_one_for_decoding(generator, monkeypatch):
   ("prompts", "options", "named"),
   [
     ([], {}, "--prompt"),
-    ([""], {}, "--prompt : is empty"),
-    ([[]], {}, "--prompt : is empty"),
+    ([""], {}, "--prompt: is empty"),
+    ([[]], {}, "--prompt: is empty"),
     ([[3] * 96], {}, "of 96 tokens: leaves no room"),
     ([[3, 99999]], {}, "token 99999"),
     ([[-1]], {}, "token -1"),
