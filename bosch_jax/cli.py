@@ -23,6 +23,7 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
   python run.py export --mask M --out  a Hugging Face folder that torch runs with a hybrid cache
   python run.py bench attention        what windows save in attention itself, against other libraries
   python run.py bench solvers          search algorithms on planted objectives, side by side
+  python run.py bench decode           what a mask saves in generation: cache bytes and tokens/s
 
 Every command explains its flags:  python run.py select --help
 A run writes runs/<name>/ with the mask, the figures, a picture and a report; README.md shows one.
@@ -31,12 +32,14 @@ A run writes runs/<name>/ with the mask, the figures, a picture and a report; RE
 # Command -> where its settings and its function are; nothing is imported before it is wanted.
 COMMANDS = {
   "select": ("bosch_jax.settings:SelectSettings", "bosch_jax.select:select"),
+  "generate": ("bosch_jax.generate:GenerateSettings", "bosch_jax.generate:generate"),
   "models": ("bosch_jax.info:ModelsSettings", "bosch_jax.info:models_command"),
   "info": ("bosch_jax.info:InfoSettings", "bosch_jax.info:info_command"),
   "export": ("bosch_jax.export:ExportSettings", "bosch_jax.export:export_command"),
   "bench attention": ("benchmarks.attention:Options", "benchmarks.attention:main"),
   "bench search": ("benchmarks.search:Options", "benchmarks.search:main"),
   "bench solvers": ("benchmarks.solvers:Options", "benchmarks.solvers:main"),
+  "bench decode": ("benchmarks.decode:Options", "benchmarks.decode:main"),
 }
 
 

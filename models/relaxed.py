@@ -5,10 +5,14 @@ With a share s of 0 a group is full, with 1 local, and in between its output is
 where it is cheap to go local (the gates of DuoAttention, at the level of key/value groups).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
+from models.attention import attention
 from models.transformer import Layer, Transformer, rotary_layers
+from models.windows import FULL
 
 REMAT_TOKENS = 4096  # from here on a backward pass recomputes layers instead of storing them
 
@@ -25,15 +29,29 @@ def relaxed_hidden(
     positions_BxT, segments_BxT: int32, see `models.attention`.
   """
   c = model.config
-  layer = Layer(c, model.sinks, model.backend or _differentiable(), model.packed)
+  layer = Layer(c)
   share_LxBxH = jnp.repeat(share_BxLxG.swapaxes(0, 1), c.num_heads // c.num_groups, axis=2)
+  windowed = functools.partial(
+    attention,
+    positions_BxT=positions_BxT,
+    segments_BxT=segments_BxT,
+    sinks=model.sinks,
+    backend=model.backend or _differentiable(),
+    packed=model.packed,
+  )
   local_H = jnp.broadcast_to(window, (c.num_heads,))
 
   def step(x_BxTxD, inputs):
     params_l, share_BxH, rotary = inputs
-    return layer.apply(
-      {"params": params_l}, x_BxTxD, local_H, positions_BxT, segments_BxT, rotary, share_BxH
-    )
+
+    def blend(*qkv):
+      full_BxTxHxK = windowed(*qkv, (FULL,) * c.num_heads)
+      local_BxTxHxK = windowed(*qkv, local_H)
+      share = share_BxH.astype(full_BxTxHxK.dtype)[:, None, :, None]
+      return full_BxTxHxK + share * (local_BxTxHxK - full_BxTxHxK), None
+
+    inputs = x_BxTxD, None, positions_BxT, segments_BxT, rotary, blend
+    return layer.apply({"params": params_l}, *inputs)
 
   if x_BxTxD.shape[0] * x_BxTxD.shape[1] >= REMAT_TOKENS:
     step = jax.checkpoint(step)
