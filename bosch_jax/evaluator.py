@@ -64,6 +64,8 @@ class Evaluator:
       memory. When they do not fit, only every n-th layer's input is kept and a candidate starts
       from the nearest one below.
     mesh: devices to spread the pairs over (one axis, `AXIS`); None = the default device.
+    calibration: the first so many contexts are what masks are scored on, and what a full pass is
+      counted over; the others serve `relax` only. None = all.
 
   Attributes:
     cost: full-forward equivalents spent so far: FLOPs of the layers and answer heads run, over
@@ -88,15 +90,23 @@ class Evaluator:
     state_bytes: int | None = None,
     mesh: Mesh | None = None,
     workers: int | None = None,
+    calibration: int | None = None,
   ):
     devices = 1 if mesh is None else mesh.size
     self.config, self.prompts, self.window, self._mesh = config, prompts, window, mesh
+    self.calibration = calibration or len(prompts)
     self.params = params if mesh is None else jax.tree.map(self._everywhere, params)
     self._padded = pad(prompts, devices)  # stored states are split along the tokens
     dtype = params["embed"]["embedding"].dtype
     params_bytes = sum(p.nbytes for p in jax.tree.leaves(params))
     plan = memory.plan(
-      config, self._padded, dtype.itemsize, params_bytes, devices, batch, state_bytes
+      config,
+      self._padded.take(range(self.calibration)),
+      dtype.itemsize,
+      params_bytes,
+      devices,
+      batch,
+      state_bytes,
     )
     self.batch, self._stride, self._at_once = plan.batch, plan.stride, plan.batch * devices
     self.journal = journal or Journal(None, {})
@@ -133,12 +143,12 @@ class Evaluator:
 
     Args:
       masks: C arrays, bool `[L, G]`, True = local.
-      contexts: indices of the contexts to score on; None = all.
+      contexts: indices of the contexts to score on; None = all for calibration.
 
     Returns:
       `Scores` of shape `[C, n, Q]`.
     """
-    contexts = list(range(len(self.prompts))) if contexts is None else list(contexts)
+    contexts = list(range(self.calibration)) if contexts is None else list(contexts)
     pending: dict[tuple, dict[str, np.ndarray]] = {}
     for mask in masks:
       known = self._memo.get(mask_key(mask), {})
@@ -175,7 +185,7 @@ class Evaluator:
       "relaxed": hashlib.sha256(share_LxG.tobytes()).hexdigest()[:24],
       "stage": self.stage,
       "contexts": list(contexts),
-      "cost": GRADIENT_PASSES * len(contexts) / len(self.prompts),
+      "cost": GRADIENT_PASSES * len(contexts) / self.calibration,
     }
     logged = self._logged.get((entry["relaxed"], tuple(contexts)))
     if logged is None:
@@ -202,7 +212,7 @@ class Evaluator:
   def _score_new(self, masks: list[np.ndarray], slot: int, contexts: tuple[int, ...]) -> None:
     start = slot * self._stride
     spent = sum(self._pay_states(b, start) for b in contexts)
-    each = len(contexts) / len(self.prompts) * (1.0 - self._layers_cost(start))
+    each = len(contexts) / self.calibration * (1.0 - self._layers_cost(start))
     entries = [
       {
         "mask": mask_key(mask),
@@ -307,7 +317,7 @@ class Evaluator:
     apart from what is computed, so that a resumed run, whose states are gone, takes the same
     decisions about its budget."""
     paid, self._paid[context] = self._paid[context], max(self._paid[context], layer)
-    return self._layers_cost(max(0, layer - paid)) / len(self.prompts)
+    return self._layers_cost(max(0, layer - paid)) / self.calibration
 
   def _layers_cost(self, layers: int) -> float:
     return (

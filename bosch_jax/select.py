@@ -62,6 +62,7 @@ def select(settings: SelectSettings) -> list[dict]:
       sinks=settings.sinks,
       journal=journal,
       mesh=mesh,
+      calibration=settings.samples,
     )
     loaded = dataclasses.replace(loaded, params=evaluator.params)  # where they lie now
     # One evaluator: what one ratio's search has scored costs the next one nothing.
@@ -116,7 +117,7 @@ def peak_memory() -> int:
 
 
 def prompts(tokenizer, settings: SelectSettings, split: str) -> PromptSet:
-  """The calibration or held-out prompts of a run.
+  """The calibration prompts of a run, and behind them those of the gates; or the held-out ones.
 
   Raises:
     InputError: they do not fit the context, or a needle lies among the sinks (a local head would
@@ -126,7 +127,7 @@ def prompts(tokenizer, settings: SelectSettings, split: str) -> PromptSet:
     tokenizer,
     context=settings.context,
     window=settings.window,
-    samples=settings.samples if split == "calibration" else settings.held_out,
+    samples=settings.samples + settings.pool if split == "calibration" else settings.held_out,
     task=settings.task,
     haystack=settings.haystack,
     seed=settings.seed,

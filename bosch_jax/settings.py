@@ -25,7 +25,7 @@ class SearchOptions:
   recipe: Literal["default", "probes", "paper"] = "default"
   """The three stages with gates trained by gradient, with scores of masks alone, or literally as the
   paper states them."""
-  gate_share: float = 0.5
+  gate_share: float = 0.9
   """Share of the budget that trains the gates (recipe default)."""
   gate_contexts: int = 1
   """Contexts of one gradient step."""
@@ -37,10 +37,10 @@ class SearchOptions:
   """And at the end, when they are nearly binary."""
   gate_first: float = 0.5
   """Share of the local groups that the gates begin with."""
-  flips: int = 60
-  """Single flips scored around the mask that the gates found."""
-  flip_share: float = 0.25
-  """Share of the contexts that a flip is scored on."""
+  gate_pool: int = 64
+  """Contexts that gates are trained on besides the calibration contexts."""
+  confidence: float = 1.5
+  """Paired standard errors that an exchange must win by (recipe default)."""
   alpha: float = 1.0
   """Weight of the penalty for missing the ratio."""
   layer_budget: int = 16
@@ -83,9 +83,12 @@ class SearchOptions:
           getattr(self, field),
           "must be a share above 0, up to 1; use for example 0.25",
         )
+    if not 0 <= self.gate_pool <= MOST_CONTEXTS:
+      raise InputError(
+        "--gate-pool", self.gate_pool, f"must be from 0 to {MOST_CONTEXTS}; use for example 64"
+      )
     for field in (
       "gate_contexts",
-      "flips",
       "layer_budget",
       "assign_batch",
       "group_size",
@@ -102,7 +105,7 @@ class SearchOptions:
     for field in ("gate_rate", "gate_warm", "gate_cold"):
       if not 0 < getattr(self, field) < math.inf:
         raise InputError(_flag(field), getattr(self, field), "must be above 0; use for example 0.2")
-    for field in ("alpha", "tolerance", "slack", "cap"):
+    for field in ("alpha", "confidence", "tolerance", "slack", "cap"):
       if getattr(self, field) < 0:
         raise InputError(_flag(field), getattr(self, field), "must not be negative; use 0 or more")
 
@@ -228,13 +231,25 @@ class SelectSettings:
     from the top costs l / L."""
     L, G = config.num_layers, config.num_groups
     if self.search.recipe == "default":
-      step = 3 * min(self.search.gate_contexts, self.samples) / self.samples
-      return math.ceil(2 + LEAST_STEPS * step / self.search.gate_share)
+      return math.ceil(2 + LEAST_STEPS * self._step_cost / self.search.gate_share)
     if self.search.recipe == "paper":
       masks = min(math.comb(G, math.ceil(ratio * G)), self.search.layer_budget)
     else:
       masks = (G + 1) * self.search.screen
     return math.ceil(2 + masks * (L + 1) / 2)
+
+  @property
+  def _step_cost(self) -> float:
+    """Passes for one step of the gates: forward 1, backward 2."""
+    return 3 * self.search.gate_contexts / self.samples
+
+  @property
+  def pool(self) -> int:
+    """Contexts that only gates are trained on: as many as asked for, and no more than steps use."""
+    if self.search.recipe != "default":
+      return 0
+    steps = self.search.gate_share * self.budget / self._step_cost
+    return min(self.search.gate_pool, math.ceil(steps) * self.search.gate_contexts)
 
   @property
   def folder(self) -> pathlib.Path:

@@ -43,7 +43,7 @@ class Search:
     self.num_local = num_local_for(ratio, config.total_groups)
     self.shape = (config.num_layers, config.num_groups)
     self._began = evaluator.cost
-    self.all_contexts = tuple(range(len(evaluator.prompts)))
+    self.all_contexts = tuple(range(evaluator.calibration))
     self.best_nll: float | None = None
     self._objectives: dict[tuple[int, ...], Objective] = {}
     evaluator.stage = "anchors"
@@ -80,17 +80,35 @@ class Search:
     return 1.0 - self._objective(contexts).normalised(scores)
 
   def race(
-    self, masks: list[np.ndarray], incumbent: np.ndarray, screen: tuple[int, ...]
+    self,
+    masks: list[np.ndarray],
+    incumbent: np.ndarray,
+    screen: tuple[int, ...],
+    confidence: float = 0.0,
   ) -> np.ndarray:
     """L(z) of masks that beat the incumbent on the screening contexts; the others keep the
-    incumbent's loss plus what they were worse by there, and cost no more than the screening."""
+    incumbent's loss plus what they were worse by there, and cost no more than the screening.
+
+    Args:
+      confidence: standard errors, paired over contexts, that a mask must win by; one that wins by
+        less is given the incumbent's loss. The more masks are tried, the luckier the best of them.
+    """
     before = self.loss([incumbent])[0]
     worse = self.loss(masks, screen) - self.loss([incumbent], screen)[0]
     losses = before + np.maximum(worse, 1e-9)
     for i in np.argsort(worse, kind="stable"):
       if worse[i] < 0 and self.left > 0:
         losses[i] = self.loss([masks[i]])[0]
+        if losses[i] < before and confidence and not self._wins(masks[i], incumbent, confidence):
+          losses[i] = before
     return losses
+
+  def _wins(self, mask: np.ndarray, incumbent: np.ndarray, confidence: float) -> bool:
+    nll_2xB = self.evaluator.score([mask, incumbent]).nll.mean(2)
+    gain_B = nll_2xB[1] - nll_2xB[0]
+    if len(gain_B) < 2:
+      return True  # one context has no standard error
+    return gain_B.mean() > confidence * gain_B.std(ddof=1) / math.sqrt(len(gain_B))
 
   def note_best(self, mask: np.ndarray) -> None:
     """Remembers the NLL of the incumbent, for people to watch."""
@@ -239,7 +257,9 @@ def layer_groups(counts_L: np.ndarray, G: int, most_bits: int) -> list[np.ndarra
   return out
 
 
-def optimise(search: Search, z, layers, cost_LxG, classes, patience) -> np.ndarray:
+def optimise(
+  search: Search, z, layers, cost_LxG, classes, patience, confidence: float = 0.0
+) -> np.ndarray:
   """Swaps on some layers of z until the solver is done or the budget is spent.
 
   Args:
@@ -247,6 +267,7 @@ def optimise(search: Search, z, layers, cost_LxG, classes, patience) -> np.ndarr
     layers: int, the layers whose bits may change.
     cost_LxG: first guess of what each group costs.
     classes, patience: see `SwapSolver`.
+    confidence: see `Search.race`.
 
   Returns:
     The best mask found.
@@ -265,7 +286,8 @@ def optimise(search: Search, z, layers, cost_LxG, classes, patience) -> np.ndarr
   turn = 0
   while search.left > 0 and (candidates := solver.ask()):
     masks = [with_rows(z, layers, candidate) for candidate in candidates]
-    solver.tell(candidates, search.race(masks, z, search.some(options.screen, turn)))
+    screen = search.some(options.screen, turn)
+    solver.tell(candidates, search.race(masks, z, screen, confidence))
     turn += 1
     best = with_rows(z, layers, solver.best)
     if not np.array_equal(best, z):

@@ -25,7 +25,7 @@ class PlantedEvaluator:
   def __init__(self, layers, groups, seed, contexts=8, noise=0.0, pairs=3):
     rng = np.random.default_rng(seed)
     self.config = ModelConfig(11, layers, 8, groups, groups, 2, 8, 64)
-    self.prompts = range(contexts)
+    self.prompts, self.calibration = range(contexts), contexts
     self.cost_of = rng.exponential(0.05, layers * groups)
     self.pairs = [tuple(rng.choice(layers * groups, 2, replace=False)) for _ in range(pairs)]
     self.noise = rng.normal(0, noise, (contexts, layers * groups))
@@ -42,7 +42,7 @@ class PlantedEvaluator:
 
   def relax(self, share, contexts):
     s = share.ravel().astype(float)
-    gradient = self.cost_of + self.noise[list(contexts)].mean(0)
+    gradient = self.cost_of + self.noise[list(contexts)].mean(0)  # a copy
     for a, b in self.pairs:
       gradient[a] += 0.8 * s[b]
       gradient[b] += 0.8 * s[a]
