@@ -72,7 +72,6 @@ class SearchOptions:
     for field in (
       "gate_share",
       "gate_first",
-      "flip_share",
       "screen",
       "assign_share",
       "assign_budget",
