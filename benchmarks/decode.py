@@ -181,7 +181,7 @@ class Torch:
     self.model.generate(
       ids,
       attention_mask=torch.ones_like(ids),
-      past_key_values=cache,
+      cache=cache,
       max_new_tokens=self.options.tokens - 1,
       min_new_tokens=self.options.tokens - 1,
       do_sample=False,
