@@ -20,7 +20,7 @@ def b_single(context: Context) -> np.ndarray:
   paper's ceil(rho G) a layer would not meet K); in each layer what stage 1's cascade chose comes
   first, then the cheaper groups.
   """
-  L, G = context.shape
+  L = context.shape[0]
   importance = context.recipe.layer_importance(context.search)
   z = np.zeros(context.shape, bool)
   for l, count in enumerate(spread(context.search.num_local, L)):

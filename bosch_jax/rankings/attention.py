@@ -178,7 +178,7 @@ class QueryLocalShare:
     where = Places(batch.positions_BxT, batch.segments_BxT)
     fold = LocalShare(self.window, self.sinks)
     share, count = stream(fold, q_BxTxHxK, k_BxTxGxK, where, where)
-    return Observed(share[None], _real(batch) * (count[:, 0] > 0))
+    return Observed(share[None], _real(batch) * (count[:, 0] > 0).astype(jnp.float32))
 
 
 @dataclasses.dataclass(frozen=True)

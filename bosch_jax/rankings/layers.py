@@ -38,15 +38,18 @@ def intr(context: Context) -> np.ndarray:
 def bme(context: Context) -> np.ndarray:
   """BME: blocks of layers at the beginning, the middle and the end stay full.
 
-  The layer that becomes local first is the one farthest from all three: by
-  min(l, 2 |l - (L - 1) / 2|, L - 1 - l), so that the blocks keep equal sizes as they shrink.
-
-  Source: hybrids that keep full attention at the ends and the middle. The order is ours.
+  Source: hybrids that keep full attention at both ends and in the middle. Ours: the blocks are equal,
+  but for one layer more in the middle, or one at each end, where three does not divide; the layer
+  that takes the remainder is the last one of the middle block.
   """
   L, G = context.shape
-  l = np.arange(L)
-  distance = np.minimum(np.minimum(l, L - 1 - l), np.abs(2 * l - (L - 1)))
-  return by_layer(np.argsort(-distance, kind="stable"), G)
+  full = L - context.search.num_local // G
+  ends = full // 3 + (full % 3 == 2)
+  middle = full - 2 * ends
+  start = ends + (L - full) // 2
+  blocks = [*range(ends), *range(L - ends, L), *range(start, start + middle)]
+  local = [l for l in range(L) if l not in blocks]
+  return by_layer([*local, *reversed(blocks)], G)
 
 
 def by_layer(order, groups: int) -> np.ndarray:
