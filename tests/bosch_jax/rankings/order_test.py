@@ -20,10 +20,10 @@ def evaluator():
 
 
 def ranking(evaluator, method, num_local=TOTAL - 1, **settings):
-  settings = {"ratio": num_local / TOTAL, "budget": 25, "context": 64, **settings}
+  settings = {"budget": 25, "context": 64, **settings}
   evaluator.cost = 0.0
   chosen = SelectSettings(method=method, window=WINDOW, **settings)
-  return rank(method, stages.Search(evaluator, chosen, num_local), stages)
+  return rank(method, stages.Search(evaluator, chosen, num_local / TOTAL), stages)
 
 
 def test_every_method_is_registered_and_no_other():
@@ -106,7 +106,8 @@ def test_nll_uses_as_many_contexts_as_the_budget_pays_for():
   costs = []
   for budget in (4, 5, 30):
     evaluator = Evaluator(CONFIG, handmade.params(), handmade.prompts(), WINDOW)
-    search = stages.Search(evaluator, SelectSettings(window=WINDOW, budget=budget, context=64), 3)
+    chosen = SelectSettings(window=WINDOW, budget=budget, context=64)
+    search = stages.Search(evaluator, chosen, 0.5)
     costs.append(rank("nll", search, stages).cost)
     assert evaluator.cost <= budget + 1
   # A probe costs 1 or 1/2 of a pass, three groups a layer.
