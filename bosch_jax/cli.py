@@ -21,6 +21,7 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
   python run.py info --model X         a model's layers, head groups, parameters and cache
   python run.py bench search           what scoring a mask costs, against plain loops in JAX and torch
   python run.py export --mask M --out  a Hugging Face folder that torch runs with a hybrid cache
+  python run.py bench rankings         what every rival's ranking costs and what its mask is worth
   python run.py bench attention        what windows save in attention itself, against other libraries
   python run.py bench solvers          search algorithms on planted objectives, side by side
   python run.py bench decode           what a mask saves in generation: cache bytes and tokens/s
@@ -37,6 +38,7 @@ COMMANDS = {
   "info": ("bosch_jax.info:InfoSettings", "bosch_jax.info:info_command"),
   "export": ("bosch_jax.export:ExportSettings", "bosch_jax.export:export_command"),
   "bench attention": ("benchmarks.attention:Options", "benchmarks.attention:main"),
+  "bench rankings": ("benchmarks.rankings:Options", "benchmarks.rankings:main"),
   "bench search": ("benchmarks.search:Options", "benchmarks.search:main"),
   "bench solvers": ("benchmarks.solvers:Options", "benchmarks.solvers:main"),
   "bench decode": ("benchmarks.decode:Options", "benchmarks.decode:main"),
