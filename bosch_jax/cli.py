@@ -20,6 +20,7 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
   python run.py models                 which model families can be run, and how each was verified
   python run.py info --model X         a model's layers, head groups, parameters and cache
   python run.py bench attention        what windows save in attention itself, against other libraries
+  python run.py bench decode           what a mask saves in generation: cache bytes and tokens/s
 
 Every command explains its flags:  python run.py select --help
 A run writes runs/<name>/ with the mask, the figures, a picture and a report; README.md shows one.
@@ -28,9 +29,11 @@ A run writes runs/<name>/ with the mask, the figures, a picture and a report; RE
 # Command -> where its settings and its function are; nothing is imported before it is wanted.
 COMMANDS = {
   "select": ("bosch_jax.settings:SelectSettings", "bosch_jax.select:select"),
+  "generate": ("bosch_jax.generate:GenerateSettings", "bosch_jax.generate:generate"),
   "models": ("bosch_jax.info:ModelsSettings", "bosch_jax.info:models_command"),
   "info": ("bosch_jax.info:InfoSettings", "bosch_jax.info:info_command"),
   "bench attention": ("benchmarks.attention:Options", "benchmarks.attention:main"),
+  "bench decode": ("benchmarks.decode:Options", "benchmarks.decode:main"),
 }
 
 

@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jinja2
 import jinja2.ext
@@ -180,6 +180,12 @@ class Tokenizer:
   def decode(self, ids: Iterable[int]) -> str:
     """The text of token ids, special tokens included."""
     return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+  def stream(self) -> Callable[[int], str]:
+    """A function to decode ids one by one: it returns the text that became certain with an id, ""
+    within a character that several tokens make."""
+    decoder = decoders.DecodeStream(skip_special_tokens=False)
+    return lambda i: decoder.step(self._backend, int(i)) or ""
 
   def chat(self, messages: list[dict], lead: str = "") -> str:
     """The prompt that the model's chat template makes of messages, open for an answer.

@@ -55,6 +55,7 @@ class Attention(nn.Module):
     backend=None,
     rotary=None,
     packed=False,
+    attend=None,
   ):
     c, dtype = self.config, x_BxTxD.dtype
 
@@ -67,21 +68,24 @@ class Attention(nn.Module):
     q_BxTxHxK = rotate(project("q", c.num_heads), cos, sin)
     k_BxTxGxK = rotate(project("k", c.num_groups), cos, sin)
     v_BxTxGxK = project("v", c.num_groups)
-    out_BxTxHxK = attention(
-      q_BxTxHxK,
-      k_BxTxGxK,
-      v_BxTxGxK,
-      windows_xH,
-      # Without segments the row is one document, which static kernels are told by leaving both out.
-      positions_BxT=None if segments_BxT is None else positions_BxT,
-      segments_BxT=segments_BxT,
-      sinks=sinks,
-      backend=backend,
-      packed=packed,
-    )
-    return nn.DenseGeneral(c.model_dim, axis=(-2, -1), use_bias=False, dtype=dtype, name="o")(
-      out_BxTxHxK
-    )
+    if attend is not None:
+      out_BxTxHxK, kept = attend(q_BxTxHxK, k_BxTxGxK, v_BxTxGxK)
+    else:
+      kept = None
+      out_BxTxHxK = attention(
+        q_BxTxHxK,
+        k_BxTxGxK,
+        v_BxTxGxK,
+        windows_xH,
+        # Without segments the row is one document, which static kernels are told by leaving both out.
+        positions_BxT=None if segments_BxT is None else positions_BxT,
+        segments_BxT=segments_BxT,
+        sinks=sinks,
+        backend=backend,
+        packed=packed,
+      )
+    output = nn.DenseGeneral(c.model_dim, axis=(-2, -1), use_bias=False, dtype=dtype, name="o")
+    return output(out_BxTxHxK), kept
 
 
 class MLP(nn.Module):
@@ -107,12 +111,19 @@ class Layer(nn.Module):
   packed: bool = False
 
   @nn.compact
-  def __call__(self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, rotary=None):
-    """`rotary`: bool scalar, whether this layer rotates q and k (`rotary_layers`); None = yes."""
+  def __call__(self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, rotary=None, attend=None):
+    """The layer's output `[B, T, D]`, and what `attend` keeps.
+
+    Args:
+      rotary: bool scalar, whether this layer rotates q and k (`rotary_layers`); None = yes.
+      attend: function of the rotated q, k and v that returns the heads' output `[B, T, H, K]` and
+        anything it wants kept, in place of `models.attention` (a key/value cache, `models.decode`);
+        windows and segments are then its own affair.
+    """
     eps = self.config.norm_eps
     feed_forward = MoE if self.config.num_experts else MLP
     normed = RMSNorm(eps, name="attn_norm")(x_BxTxD)
-    x_BxTxD = x_BxTxD + Attention(self.config, name="attn")(
+    mixed, kept = Attention(self.config, name="attn")(
       normed,
       windows_xH,
       positions_BxT,
@@ -121,10 +132,12 @@ class Layer(nn.Module):
       self.backend,
       rotary,
       self.packed,
+      attend,
     )
+    x_BxTxD = x_BxTxD + mixed
     normed = RMSNorm(eps, name="mlp_norm")(x_BxTxD)
     x_BxTxD = x_BxTxD + feed_forward(self.config, name="mlp")(normed)
-    return x_BxTxD, None
+    return x_BxTxD, kept
 
 
 class Transformer(nn.Module):
