@@ -80,7 +80,7 @@ def _stored(folder: pathlib.Path) -> dict | None:
 
 def as_json(settings: object) -> dict:
   """The settings as config.json records them: without how the folder itself is treated."""
-  record = dataclasses.asdict(settings)
+  record = json.loads(json.dumps(dataclasses.asdict(settings), default=str))
   for field in ("out", "resume", "force"):
     record.pop(field, None)
   return record

@@ -195,7 +195,9 @@ def _context(tokenizer, task, rng, row, split, window, essay):
   expected = tuple(pairs[i][1] for i in wanted)
   asked = list(dict.fromkeys(pairs[i][0] for i in wanted))
   kind, plural = task.value, len(expected) > 1
-  what = f"magic {kind if plural else kind[:-1]} for {_listed(asked)} mentioned in the provided text"
+  what = (
+    f"magic {kind if plural else kind[:-1]} for {_listed(asked)} mentioned in the provided text"
+  )
   question = Question(
     f"What {'are all' if plural else 'is'} the special {what}?",
     f"The special {what} {'are' if plural else 'is'}",
