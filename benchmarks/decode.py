@@ -57,11 +57,15 @@ class Options:
   """Folder for decode.json."""
 
   def __post_init__(self):
-    for field in ("window", "batch", "tokens", "repeats", "chunk"):
+    for field in ("window", "batch", "repeats", "chunk"):
       if getattr(self, field) < 1:
         raise InputError(f"--{field}", getattr(self, field), "must be positive; use 1 or more")
-    if self.tokens < 2:
-      raise InputError("--tokens", self.tokens, "must be 2 or more, as the first is not timed")
+    if self.tokens < 3:
+      raise InputError("--tokens", self.tokens, "must be 3 or more, as the first is not timed")
+    if min(self.contexts) <= self.tokens:
+      raise InputError(
+        "--contexts", min(self.contexts), "must be more than --tokens; use for example 2048"
+      )
     for ratio in self.ratios:
       if not 0 <= ratio <= 1:
         raise InputError("--ratios", ratio, "must be shares from 0 to 1; use for example 0.75")
@@ -182,7 +186,7 @@ class Torch:
       min_new_tokens=self.options.tokens - 1,
       do_sample=False,
       eos_token_id=None,
-      streamer=Clock() if self.options.batch == 1 else None,
+      streamer=Clock(),
     )
     return clocks[1:]  # the streamer is given the prompt first
 

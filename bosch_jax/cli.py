@@ -20,7 +20,10 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
   python run.py evaluate --mask M      measure masks on the needle tasks, by generation
   python run.py models                 which model families can be run, and how each was verified
   python run.py info --model X         a model's layers, head groups, parameters and cache
+  python run.py bench search           what scoring a mask costs, against plain loops in JAX and torch
+  python run.py export --mask M --out  a Hugging Face folder that torch runs with a hybrid cache
   python run.py bench attention        what windows save in attention itself, against other libraries
+  python run.py bench solvers          search algorithms on planted objectives, side by side
   python run.py bench decode           what a mask saves in generation: cache bytes and tokens/s
 
 Every command explains its flags:  python run.py select --help
@@ -34,7 +37,10 @@ COMMANDS = {
   "evaluate": ("bosch_jax.evaluate_settings:EvaluateSettings", "bosch_jax.evaluate:evaluate"),
   "models": ("bosch_jax.info:ModelsSettings", "bosch_jax.info:models_command"),
   "info": ("bosch_jax.info:InfoSettings", "bosch_jax.info:info_command"),
+  "export": ("bosch_jax.export:ExportSettings", "bosch_jax.export:export_command"),
   "bench attention": ("benchmarks.attention:Options", "benchmarks.attention:main"),
+  "bench search": ("benchmarks.search:Options", "benchmarks.search:main"),
+  "bench solvers": ("benchmarks.solvers:Options", "benchmarks.solvers:main"),
   "bench decode": ("benchmarks.decode:Options", "benchmarks.decode:main"),
 }
 

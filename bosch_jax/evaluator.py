@@ -5,124 +5,29 @@ How a score is made cheap without changing it:
   * masks that agree with the *base* mask on all layers below l start from its stored hidden states
     at the input of layer l (prefix reuse); l is traced, so there is one trace for all;
   * nothing is ever scored twice (memo), and the memo is refilled from the journal on resume;
-  * contexts are scored in micro-batches, candidates fold into the batch axis of an accelerator.
+  * the unit of work is a pair of a mask and a context: pairs fold into the batch axis of an
+    accelerator, spread over the devices of a mesh, and share the cores of a CPU.
 """
 
+import concurrent.futures
 import dataclasses
+import hashlib
 import math
+import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bosch_jax import memory, scoring
+from bosch_jax.device_options import AXIS
 from bosch_jax.journal import Journal, mask_key
-from bosch_jax.prompts import PromptSet
-from models import windows as windows_lib
+from bosch_jax.prompts import PADDING, PromptSet
 from models.config import ModelConfig
-from models.transformer import Transformer, answer_logits, embed, run_layers
+from models.transformer import Transformer
 
-
-class Batch(NamedTuple):
-  """The arrays of B packed prompts (see `PromptSet`), as they enter compiled functions."""
-
-  tokens_BxT: jax.Array
-  positions_BxT: jax.Array
-  segments_BxT: jax.Array
-  answer_BxQxA: jax.Array
-  target_BxQxA: jax.Array
-  valid_BxQxA: jax.Array
-
-  @classmethod
-  def of(cls, prompts: PromptSet) -> "Batch":
-    return cls(*(jnp.asarray(getattr(prompts, name)) for name in cls._fields))
-
-
-def answer_scores(model, params, x_BxTxD, batch: Batch) -> tuple[jax.Array, jax.Array]:
-  """Teacher-forced scores of the answers.
-
-  Args:
-    x_BxTxD: hidden states after the last layer.
-    batch: the prompts they belong to.
-
-  Returns:
-    nll: float32 `[B, Q]`, mean negative log-likelihood (nats) over the answer's tokens.
-    exact: bool `[B, Q]`, every answer token is the most likely one (which is when greedy
-      decoding would produce the answer).
-  """
-  B, Q, A = batch.target_BxQxA.shape
-  logits_BxQxAxV = answer_logits(model, params, x_BxTxD, batch.answer_BxQxA.reshape(B, Q * A))
-  logits_BxQxAxV = logits_BxQxAxV.reshape(B, Q, A, -1)
-  target_BxQxA, valid_BxQxA = batch.target_BxQxA, batch.valid_BxQxA
-  picked = jnp.take_along_axis(logits_BxQxAxV, target_BxQxA[..., None], axis=-1)[..., 0]
-  nll_BxQxA = jnp.where(valid_BxQxA, jax.nn.logsumexp(logits_BxQxAxV, -1) - picked, 0.0)
-  hit_BxQxA = (jnp.argmax(logits_BxQxAxV, -1) == target_BxQxA) | ~valid_BxQxA
-  return nll_BxQxA.sum(-1) / valid_BxQxA.sum(-1).astype(jnp.float32), hit_BxQxA.all(-1)
-
-
-def score_from(
-  model: Transformer, stride: int, params, states, batch: Batch, masks_CxLxG, window, start
-):
-  """Scores of C masks that agree with the base mask below layer `start`.
-
-  Args:
-    model, stride: compiled in.
-    states: the base's hidden states at the input of layers 0, stride, 2 stride .., `[n, B, T, D]`.
-    window: int32 scalar, W.
-    start: int32 scalar, a multiple of stride.
-
-  Returns:
-    `answer_scores` of all masks, `[C, B, Q]` each.
-  """
-  C, B = masks_CxLxG.shape[0], batch.tokens_BxT.shape[0]
-  windows_CxLxH = windows_lib.expand(masks_CxLxG, model.config.num_heads, window, jnp)
-  windows_LxNxH = jnp.repeat(
-    windows_CxLxH.swapaxes(0, 1), B, axis=1
-  )  # candidates fold into N = C B
-  folded = jax.tree.map(lambda a: jnp.tile(a, (C,) + (1,) * (a.ndim - 1)), batch)
-  x = jax.lax.dynamic_index_in_dim(states, start // stride, keepdims=False)
-  x = run_layers(
-    model,
-    params,
-    jnp.tile(x, (C, 1, 1)),
-    windows_LxNxH,
-    folded.positions_BxT,
-    folded.segments_BxT,
-    start,
-  )
-  nll, exact = answer_scores(model, params, x, folded)
-  return nll.reshape(C, B, -1), exact.reshape(C, B, -1)
-
-
-def extend_states(
-  model: Transformer, stride: int, params, states, batch: Batch, mask_LxG, window, first, last
-):
-  """The base's hidden states, recomputed from slot `first` up to slot `last`."""
-  B = batch.tokens_BxT.shape[0]
-  windows_LxH = windows_lib.expand(mask_LxG, model.config.num_heads, window, jnp)
-  windows_LxBxH = jnp.repeat(windows_LxH[:, None], B, axis=1)
-  states = states.at[0].set(embed(params, batch.tokens_BxT))
-
-  def step(i, states):
-    x = run_layers(
-      model,
-      params,
-      states[i],
-      windows_LxBxH,
-      batch.positions_BxT,
-      batch.segments_BxT,
-      i * stride,
-      (i + 1) * stride,
-    )
-    return jax.lax.dynamic_update_index_in_dim(states, x, i + 1, 0)
-
-  return jax.lax.fori_loop(first, last, step, states)
-
-
-# Compiled once per model and shape, whichever evaluator asks.
-_score_from = jax.jit(score_from, static_argnums=(0, 1))
-_extend_states = jax.jit(extend_states, static_argnums=(0, 1), donate_argnums=3)
+GRADIENT_PASSES = 3  # forward 1, backward 2, as training is counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,10 +58,14 @@ class Evaluator:
     sinks: first tokens every head sees.
     backend: attention backend, None = automatic.
     journal: where scores are logged and read back from.
-    batch: contexts in a micro-batch (must divide B); None = by platform.
-    fold: candidates scored in one call, folded into the batch axis; None = by platform.
-    state_bytes: memory for the base mask's hidden states. When they do not fit, only every n-th
-      layer's input is kept and a candidate starts from the nearest one below.
+    batch: pairs of a mask and a context that a device computes at once; None = by platform and
+      memory.
+    state_bytes: memory of a device for the base mask's hidden states; None = by platform and
+      memory. When they do not fit, only every n-th layer's input is kept and a candidate starts
+      from the nearest one below.
+    mesh: devices to spread the pairs over (one axis, `AXIS`); None = the default device.
+    calibration: the first so many contexts are what masks are scored on, and what a full pass is
+      counted over; the others serve `relax` only. None = all.
 
   Attributes:
     cost: full-forward equivalents spent so far: FLOPs of the layers and answer heads run, over
@@ -178,42 +87,55 @@ class Evaluator:
     backend: str | None = None,
     journal: Journal | None = None,
     batch: int | None = None,
-    fold: int | None = None,
-    state_bytes: int = 2**30,
+    state_bytes: int | None = None,
+    mesh: Mesh | None = None,
+    workers: int | None = None,
+    calibration: int | None = None,
   ):
-    accelerator = jax.default_backend() != "cpu"
-    self.config, self.params, self.prompts, self.window = config, params, prompts, window
-    self.batch = batch or (math.gcd(len(prompts), 8) if accelerator else 1)
-    self.fold = fold or (8 if accelerator else 1)
-    if len(prompts) % self.batch:
-      raise ValueError(f"batch {self.batch} does not divide {len(prompts)} contexts")
+    devices = 1 if mesh is None else mesh.size
+    self.config, self.prompts, self.window, self._mesh = config, prompts, window, mesh
+    self.calibration = calibration or len(prompts)
+    self.params = params if mesh is None else jax.tree.map(self._everywhere, params)
+    self._padded = pad(prompts, devices)  # stored states are split along the tokens
+    dtype = params["embed"]["embedding"].dtype
+    params_bytes = sum(p.nbytes for p in jax.tree.leaves(params))
+    plan = memory.plan(
+      config,
+      self._padded.take(range(self.calibration)),
+      dtype.itemsize,
+      params_bytes,
+      devices,
+      batch,
+      state_bytes,
+    )
+    self.batch, self._stride, self._at_once = plan.batch, plan.stride, plan.batch * devices
     self.journal = journal or Journal(None, {})
     self.cost, self.masks_scored, self.stage = 0.0, 0, ""
     self.on_scored: Callable[[str, float], None] = lambda stage, cost: None
     self._memo: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
-    self._model = Transformer(config, sinks, backend)
-    self._rows = [
-      Batch.of(prompts.take(range(i, i + self.batch))) for i in range(0, len(prompts), self.batch)
-    ]
-    tokens = prompts.tokens_BxT.shape[1]
-    layer_bytes = 4 * len(prompts) * tokens * config.model_dim
-    self._stride = max(1, math.ceil(config.num_layers * layer_bytes / max(state_bytes, 1)))
+    self._compiled = scoring.compiled(Transformer(config, sinks, backend), mesh)
+    # One context leaves cores idle between its matrix products, so as many run side by side.
+    on_cores = mesh is None and jax.default_backend() == "cpu"
+    self._workers = workers or (len(os.sched_getaffinity(0)) if on_cores else 1)
+    self._pool = concurrent.futures.ThreadPoolExecutor(self._workers)
     self._layer_flops, self._head_flops = forward_flops(config, prompts)
     self._base = np.zeros((config.num_layers, config.num_groups), bool)
-    self._states: list[jax.Array | None] = [None] * len(self._rows)
-    self._depth = [-1] * len(self._rows)  # layers of the base whose inputs are stored
-    self._paid = [-1] * len(self._rows)  # layers of the base whose inputs were charged for
+    # For each context: slot -> the base's hidden states [T, D] at the input of layer slot * stride.
+    # Slot 0, the embedding, is not stored.
+    self._states: list[dict[int, jax.Array]] = [{} for _ in range(len(prompts))]
+    self._paid = [0] * len(prompts)  # layers of the base whose inputs were charged for
     self._logged = {
-      (entry["mask"], tuple(entry["contexts"])): entry for entry in self.journal.lines
+      (entry.get("mask") or entry["relaxed"], tuple(entry["contexts"])): entry
+      for entry in self.journal.lines
     }
 
   def rebase(self, mask_LxG: np.ndarray) -> None:
     """Declares the mask whose hidden states later candidates start from (most share its lower
     layers). States are computed when first needed, and only as deep as needed."""
     mask_LxG = np.asarray(mask_LxG, bool)
-    kept = common_prefix(self._base, mask_LxG)
-    self._depth = [min(depth, kept) for depth in self._depth]
-    self._paid = [min(depth, kept) for depth in self._paid]
+    kept = common_prefix(self._base, mask_LxG) // self._stride
+    self._states = [{s: x for s, x in states.items() if s <= kept} for states in self._states]
+    self._paid = [min(paid, kept * self._stride) for paid in self._paid]
     self._base = mask_LxG.copy()
 
   def score(self, masks: Sequence[np.ndarray], contexts: Sequence[int] | None = None) -> Scores:
@@ -221,79 +143,96 @@ class Evaluator:
 
     Args:
       masks: C arrays, bool `[L, G]`, True = local.
-      contexts: indices of the contexts to score on; None = all.
+      contexts: indices of the contexts to score on; None = all for calibration.
 
     Returns:
       `Scores` of shape `[C, n, Q]`.
     """
-    contexts = list(range(len(self.prompts))) if contexts is None else list(contexts)
-    wanted = {i // self.batch for i in contexts}
-    pending: dict[str, tuple[np.ndarray, list[int]]] = {}
+    contexts = list(range(self.calibration)) if contexts is None else list(contexts)
+    pending: dict[tuple, dict[str, np.ndarray]] = {}
     for mask in masks:
       known = self._memo.get(mask_key(mask), {})
-      rows = [r for r in sorted(wanted) if r * self.batch not in known]
-      if rows and mask_key(mask) not in pending:
-        pending[mask_key(mask)] = (np.asarray(mask, bool), rows)
-    self._run(list(pending.values()))
+      if missing := tuple(b for b in sorted(set(contexts)) if b not in known):
+        start = min(common_prefix(self._base, mask), self.config.num_layers - 1)
+        group = (start // self._stride, missing)
+        pending.setdefault(group, {})[mask_key(mask)] = np.asarray(mask, bool)
+    for (slot, missing), group in pending.items():
+      # As many masks as fill whole calls, or all cores; their lines reach the disk together.
+      fill = self._at_once * self._workers
+      size = fill // math.gcd(fill, len(missing))
+      for i in range(0, len(group), size):
+        self._score_new(list(group.values())[i : i + size], slot, missing)
     known = [self._memo[mask_key(mask)] for mask in masks]
     return Scores(
-      np.array([[k[i][0] for i in contexts] for k in known]),
-      np.array([[k[i][1] for i in contexts] for k in known]),
+      np.array([[k[b][0] for b in contexts] for k in known]),
+      np.array([[k[b][1] for b in contexts] for k in known]),
     )
 
-  def _run(self, pending: list[tuple[np.ndarray, list[int]]]) -> None:
-    by_start: dict[tuple, list[np.ndarray]] = {}
-    for mask, rows in pending:
-      start = min(common_prefix(self._base, mask), self.config.num_layers - 1)
-      by_start.setdefault((start // self._stride * self._stride, tuple(rows)), []).append(mask)
-    for (start, rows), masks in by_start.items():
-      for i in range(0, len(masks), self.fold):
-        self._run_chunk(masks[i : i + self.fold], start, rows)
+  def relax(self, share_LxG: np.ndarray, contexts: Sequence[int]) -> tuple[float, np.ndarray]:
+    """The loss under a relaxed mask, and its gradient: the white-box signal of the search.
 
-  def _run_chunk(self, masks: list[np.ndarray], start: int, rows: Sequence[int]) -> None:
-    contexts = [r * self.batch + i for r in rows for i in range(self.batch)]
-    spent = sum(self._pay_states(r, start) for r in rows)
-    each = self.batch * len(rows) / len(self.prompts) * (1.0 - self._layers_cost(start))
+    Journalled like scores. Costs `GRADIENT_PASSES` times the share of the contexts.
+
+    Args:
+      share_LxG: float32 in [0, 1], local share of every group (see `models.relaxed`).
+      contexts: what to average over.
+
+    Returns:
+      Mean answer NLL in nats per token, and float64 `[L, G]`.
+    """
+    share_LxG = np.asarray(share_LxG, np.float32)
+    entry = {
+      "relaxed": hashlib.sha256(share_LxG.tobytes()).hexdigest()[:24],
+      "stage": self.stage,
+      "contexts": list(contexts),
+      "cost": GRADIENT_PASSES * len(contexts) / self.calibration,
+    }
+    logged = self._logged.get((entry["relaxed"], tuple(contexts)))
+    if logged is None:
+
+      def relax(share_PxLxG, rows):
+        inputs = self._inputs(share_PxLxG, rows)
+        return self._compiled.relax(self.params, *inputs, np.int32(self.window))
+
+      # One context a device: a backward pass holds more than the memory plan counts for a pair.
+      devices = 1 if self._mesh is None else self._mesh.size
+      outputs = self._in_calls(relax, [(share_LxG, b) for b in contexts], devices)
+      loss_n, gradient_nxLxG = (
+        np.concatenate([np.asarray(o[k], np.float64) for o in outputs])[: len(contexts)]
+        for k in (0, 1)
+      )
+      entry |= {"loss": float(loss_n.mean()), "gradient": gradient_nxLxG.mean(0).ravel().tolist()}
+      self.journal.append([entry])
+    else:
+      entry = logged | entry
+    self.cost += entry["cost"]
+    self.on_scored(self.stage, self.cost)
+    return entry["loss"], np.array(entry["gradient"]).reshape(share_LxG.shape)
+
+  def _score_new(self, masks: list[np.ndarray], slot: int, contexts: tuple[int, ...]) -> None:
+    start = slot * self._stride
+    spent = sum(self._pay_states(b, start) for b in contexts)
+    each = len(contexts) / self.calibration * (1.0 - self._layers_cost(start))
     entries = [
       {
         "mask": mask_key(mask),
         "stage": self.stage,
-        "contexts": contexts,
+        "contexts": list(contexts),
         "cost": each + (spent if c == 0 else 0.0),
       }
       for c, mask in enumerate(masks)
     ]
-    logged = [self._logged.get((entry["mask"], tuple(contexts))) for entry in entries]
-    if all(logged):  # an earlier run scored them: the same path is walked again, at the same cost
-      entries = [old | entry for old, entry in zip(logged, entries, strict=True)]
-    else:
-      nll, exact = self._forward(masks, start, rows)
-      for c, entry in enumerate(entries):
-        entry |= {"nll": nll[c].tolist(), "exact": exact[c].astype(int).tolist()}
-      self.journal.append([e for e, old in zip(entries, logged, strict=True) if old is None])
-    for entry in entries:
-      self._remember(entry)
+    logged = [self._logged.get((entry["mask"], contexts)) for entry in entries]
+    # What an earlier run scored is not computed: the same path is walked again, at the same cost.
+    new = [c for c, old in enumerate(logged) if old is None]
+    if new:
+      nll, exact = self._forward([masks[c] for c in new], slot, contexts)
+      for i, c in enumerate(new):
+        entries[c] |= {"nll": nll[i].tolist(), "exact": exact[i].astype(int).tolist()}
+      self.journal.append([entries[c] for c in new])
+    for entry, old in zip(entries, logged, strict=True):
+      self._remember((old or {}) | entry)
     self.on_scored(self.stage, self.cost)
-
-  def _forward(self, masks: list[np.ndarray], start: int, rows: Sequence[int]):
-    padded = np.stack(masks + [masks[-1]] * (self.fold - len(masks)))
-    for r in rows:
-      self._ensure_states(r, start)
-    outputs = [
-      _score_from(
-        self._model,
-        self._stride,
-        self.params,
-        self._states[r],
-        self._rows[r],
-        padded,
-        jnp.int32(self.window),
-        jnp.int32(start),
-      )
-      for r in rows
-    ]
-    # Everything above is dispatched before the first result is waited for.
-    return (np.concatenate([np.asarray(o[k]) for o in outputs], axis=1) for k in (0, 1))
 
   def _remember(self, entry: dict) -> None:
     known = self._memo.setdefault(entry["mask"], {})
@@ -302,48 +241,99 @@ class Evaluator:
       known[context] = (np.asarray(nll, np.float32), np.asarray(exact, bool))
     self.cost += entry["cost"]
 
-  def _pay_states(self, row: int, layer: int) -> float:
+  def _forward(self, masks: list[np.ndarray], slot: int, contexts: Sequence[int]):
+    """NLL and exact match of all masks on all contexts, `[C, n, Q]` each."""
+    self._ensure_states(slot, contexts)
+
+    def score(masks_PxLxG, rows):
+      xs = tuple(self._state(b, slot) for b in rows)
+      scalars = np.int32(self.window), np.int32(slot * self._stride)
+      return self._compiled.score(self.params, xs, *self._inputs(masks_PxLxG, rows), *scalars)
+
+    outputs = self._in_calls(score, [(mask, b) for mask in masks for b in contexts])
+    shape = len(masks), len(contexts), -1
+    parts = [np.concatenate([np.asarray(o[k]) for o in outputs]) for k in (0, 1)]
+    return (part[: len(masks) * len(contexts)].reshape(shape) for part in parts)
+
+  def _ensure_states(self, slot: int, contexts: Sequence[int]) -> None:
+    """Computes the base's hidden states up to `slot`."""
+
+    def advance(masks_PxLxG, rows):
+      xs = tuple(self._state(b, s - 1) for b in rows)
+      layers = np.int32((s - 1) * self._stride), np.int32(s * self._stride)
+      inputs = self._inputs(masks_PxLxG, rows)
+      return self._compiled.advance(self.params, xs, *inputs, np.int32(self.window), *layers)
+
+    for s in range(1, slot + 1):
+      rows = [b for b in contexts if s not in self._states[b]]
+      outputs = self._in_calls(advance, [(self._base, b) for b in rows])
+      # The last call may be padded.
+      for b, x in zip(rows, (x for xs in outputs for x in xs), strict=False):
+        self._states[b][s] = x
+
+  def _in_calls(self, function, pairs: list[tuple[np.ndarray, int]], size: int = 0) -> list:
+    """`function(masks, contexts)` of all pairs, `size` (or what the plan says) in one call."""
+    size = size or self._at_once
+    calls = [pairs[i : i + size] for i in range(0, len(pairs), size)]
+    calls = [call + [call[-1]] * (size - len(call)) for call in calls]
+
+    def run(call):
+      masks, rows = zip(*call, strict=True)
+      return function(np.stack(masks), rows)
+
+    if self._workers == 1:
+      outputs = []
+      for call in calls:
+        outputs.append(run(call))
+        # One call computes while the next is prepared; more would fill the device with their inputs.
+        jax.block_until_ready(outputs[-2:-1])
+      return outputs
+    return list(self._pool.map(lambda call: jax.block_until_ready(run(call)), calls))
+
+  def _state(self, context: int, slot: int) -> jax.Array:
+    if slot:
+      return self._states[context][slot]
+    return self._compiled.embed(self.params, self._padded.tokens_BxT[context])
+
+  def _inputs(self, masks_PxLxG: np.ndarray, rows: Sequence[int]) -> tuple:
+    batch = scoring.Batch.of(self._padded, rows)
+    if self._mesh is None:
+      return batch, masks_PxLxG
+    return jax.tree.map(lambda x: self._put(x, PartitionSpec(AXIS)), (batch, masks_PxLxG))
+
+  def _everywhere(self, x):
+    return self._put(x, PartitionSpec())
+
+  def _put(self, x, spec: PartitionSpec) -> jax.Array:
+    """A host array, the same in all processes, on the mesh."""
+    sharding = NamedSharding(self._mesh, spec)
+    if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
+      return x
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+  def _pay_states(self, context: int, layer: int) -> float:
     """Cost of the base's states up to the input of `layer`, charged once per base. It is kept
     apart from what is computed, so that a resumed run, whose states are gone, takes the same
     decisions about its budget."""
-    depth = self._paid[row]
-    if depth >= layer:
-      return 0.0
-    self._paid[row] = layer
-    return (
-      self.batch
-      / len(self.prompts)
-      * self._layers_cost(layer - max(depth, 0) // self._stride * self._stride)
-    )
-
-  def _ensure_states(self, row: int, layer: int) -> None:
-    """Computes the base's hidden states up to the input of `layer`."""
-    depth = self._depth[row]
-    if depth >= layer:
-      return
-    if self._states[row] is None:
-      kept = math.ceil(self.config.num_layers / self._stride)
-      dtype = self.params["embed"]["embedding"].dtype
-      self._states[row] = jnp.zeros(
-        (kept, *self._rows[row].tokens_BxT.shape, self.config.model_dim), dtype
-      )
-    self._states[row] = _extend_states(
-      self._model,
-      self._stride,
-      self.params,
-      self._states[row],
-      self._rows[row],
-      self._base,
-      jnp.int32(self.window),
-      jnp.int32(max(depth, 0) // self._stride),
-      jnp.int32(layer // self._stride),
-    )
-    self._depth[row] = layer
+    paid, self._paid[context] = self._paid[context], max(self._paid[context], layer)
+    return self._layers_cost(max(0, layer - paid)) / self.calibration
 
   def _layers_cost(self, layers: int) -> float:
     return (
       layers * self._layer_flops / (self.config.num_layers * self._layer_flops + self._head_flops)
     )
+
+
+def pad(prompts: PromptSet, multiple: int) -> PromptSet:
+  """The prompts with T rounded up to a multiple, by padding."""
+  extra = ((0, 0), (0, -prompts.tokens_BxT.shape[1] % multiple))
+  return dataclasses.replace(
+    prompts,
+    tokens_BxT=np.pad(prompts.tokens_BxT, extra),
+    positions_BxT=np.pad(prompts.positions_BxT, extra),
+    segments_BxT=np.pad(prompts.segments_BxT, extra, constant_values=PADDING),
+  )
 
 
 def common_prefix(a_LxG: np.ndarray, b_LxG: np.ndarray) -> int:

@@ -1,8 +1,9 @@
 """The journal: every mask that was scored, on disk before the search goes on.
 
 One JSON object a line. The first line is a header that fixes what the scores depend on (model,
-prompts, settings); each further line is one mask scored on some contexts. Lines are appended and
-fsynced per batch, so a killed run loses at most the batch in flight; a torn last line is dropped.
+prompts, settings); each further line is one mask scored on some contexts, or one relaxed mask with
+the gradient of its loss. Lines are appended and fsynced per batch, so a killed run loses at most the
+batch in flight; a torn last line is dropped.
 """
 
 import fcntl
@@ -104,7 +105,10 @@ class Journal:
 
 
 def _whole(entry: dict) -> bool:
-  """Whether a line holds a mask with a score for each of its contexts."""
+  """Whether a line holds a mask with a score for each of its contexts, or a relaxed mask with its
+  gradient."""
+  if "relaxed" in entry:
+    return isinstance(entry.get("loss"), float) and isinstance(entry.get("gradient"), list)
   try:
     count = len(entry["contexts"])
     return isinstance(entry["mask"], str) and count == len(entry["nll"]) == len(entry["exact"])

@@ -1,4 +1,4 @@
-"""The three stages literally as the paper states them (`--search.recipe paper`).
+"""The three stages literally as the paper states them (`--recipe paper`).
 
 Where the paper gives no figure, the choice is ours and named. `bosch_jax.stages` holds the same
 stages with our ingredients.
@@ -10,6 +10,7 @@ import numpy as np
 
 from bosch_jax.solvers import EnumerateSolver, SwapSolver, bits
 from bosch_jax.stages import (
+  STAGES,
   Assignment,
   Importance,
   Search,
@@ -18,6 +19,8 @@ from bosch_jax.stages import (
   with_local,
   with_rows,
 )
+
+__all__ = ["STAGES", "assign_ratios", "layer_importance", "select_heads"]
 
 
 def layer_importance(search: Search) -> Importance:
@@ -28,7 +31,7 @@ def layer_importance(search: Search) -> Importance:
   the paper keeps the best score only, stage 3 starts somewhere unsaid).
   """
   L, G = search.shape
-  k = math.ceil(search.settings.ratio * G)
+  k = math.ceil(search.ratio * G)
   z = np.zeros(search.shape, bool)
   cost_LxG, best_L = np.zeros(search.shape), np.zeros(L)
   search.evaluator.rebase(z)
@@ -91,12 +94,12 @@ def assign_ratios(search: Search, importance: Importance) -> Assignment:
   return Assignment(weight_L, importance.cost_LxG, z)
 
 
-def select_heads(search: Search, assigned: Assignment) -> tuple[np.ndarray, int]:
+def select_heads(search: Search, assigned: Assignment) -> np.ndarray:
   """Stage 3: groups of layers of equal ratio, easiest first; layers whose turn has not come are
   still full, and each group is committed before the next one starts.
 
   Returns:
-    The mask, bool `[L, G]` with exactly K local groups, and the number of layer groups.
+    The mask, bool `[L, G]` with exactly K local groups.
   """
   options, G = search.settings.search, search.shape[1]
   counts_L = assigned.mask.sum(1)
@@ -109,4 +112,4 @@ def select_heads(search: Search, assigned: Assignment) -> tuple[np.ndarray, int]
     z = optimise(
       search, z, layers, assigned.cost_LxG, np.repeat(layers, G), options.exchange_patience
     )
-  return z, len(groups)
+  return z

@@ -6,21 +6,21 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-COLUMNS = ("full", "all_local", "mask")
 NAMES = {"full": "full attention", "all_local": "all local"}
 
 
-def rows(result: dict) -> list[tuple[str, ...]]:
-  """Header and rows of the table: full, all local and the mask, on held-out prompts."""
-  total, context = result["num_groups"], result["kv"]["tokens"]
-  local = {"full": 0, "all_local": total, "mask": result["num_local"]}
+def rows(results: list[dict]) -> list[tuple[str, ...]]:
+  """Header and rows of the table, on held-out prompts: full, all local and the mask of each result."""
+  total, context = results[0]["num_groups"], results[0]["kv"]["tokens"]
   table = [("", "local", "answer NLL", "exact match", f"KV at {context} tokens")]
-  for column in COLUMNS:
+  lines = [("full", 0, results[0]), ("all_local", total, results[0])]
+  lines += [("mask", result["num_local"], result) for result in results]
+  for column, local, result in lines:
     scores, kv = result["held_out"][column], result["kv"]["bytes"][column]
     table.append(
       (
         NAMES.get(column, f"{result['method'].upper()} mask"),
-        f"{local[column]} of {total}",
+        f"{local} of {total}",
         with_error(scores["nll"], scores["nll_se"], 3),
         with_error(scores["exact_match"], scores["exact_match_se"], 2),
         f"{human_bytes(kv)} {kv / result['kv']['bytes_full']:4.0%}",
@@ -42,10 +42,11 @@ def with_error(value: float, error: float | None, digits: int) -> str:
   return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
-def terminal_table(result: dict) -> Table:
+def terminal_table(results: list[dict]) -> Table:
   """The closing table for the terminal."""
+  result = results[0]
   n = result["held_out"]["mask"]["n"]
-  header, *body = rows(result)
+  header, *body = rows(results)
   table = Table(
     title=f"{escape(result['model'])}: {n} held-out questions, context {result['context']}, window {result['window']}"
   )
@@ -56,9 +57,23 @@ def terminal_table(result: dict) -> Table:
   return table
 
 
+def markdown_table(results: list[dict]) -> list[str]:
+  """The same table in Markdown, and what it was measured on."""
+  header, *body = rows(results)
+  result = results[0]
+  return [
+    "| " + " | ".join(header) + " |",
+    "|---" * len(header) + "|",
+    *("| " + " | ".join(" ".join(cell.split()) for cell in row) + " |" for row in body),
+    "",
+    f"Measured on {result['held_out']['mask']['n']} questions the search never saw"
+    f" ({result['task']} needles in {result['haystack']}, {result['context']} tokens). NLL is in nats per answer token, lower is better;"
+    " exact match is the share of questions whose answer greedy decoding gets whole; ± is one standard error over contexts.",
+  ]
+
+
 def markdown(result: dict) -> str:
   """report.md: the table, what it means, what it cost and how it was found."""
-  header, *body = rows(result)
   cost, stages = result["cost"], result["stages"]
   warning = ["", f"**Warning: {result['warning']}**"] if result["warning"] else []
   lines = [
@@ -68,13 +83,7 @@ def markdown(result: dict) -> str:
     f" (asked for: {result['target_ratio']:g}, true share {result['ratio']:.4f}); the others keep the whole context.",
     *warning,
     "",
-    "| " + " | ".join(header) + " |",
-    "|---" * len(header) + "|",
-    *("| " + " | ".join(" ".join(cell.split()) for cell in row) + " |" for row in body),
-    "",
-    f"Measured on {result['held_out']['mask']['n']} questions the search never saw"
-    f" ({result['task']} needles in {result['haystack']}, {result['context']} tokens). NLL is in nats per answer token, lower is better;"
-    " exact match is the share of questions whose answer greedy decoding gets whole; ± is one standard error over contexts.",
+    *markdown_table([result]),
     "",
     "![which heads are local](mask.png)",
     "",
@@ -84,11 +93,31 @@ def markdown(result: dict) -> str:
     "|---|---|---|---|",
     *(f"| {s['name']} | {s['what']} | {s['nll']:.3f} | {s['cost']:.1f} |" for s in stages),
     "",
-    f"Cost: {cost['full_forward_equivalents']:.1f} full forward passes over the calibration set"
-    f" ({cost['masks_scored']} masks scored), {cost['cpu_seconds']:.0f} CPU seconds, {cost['wall_seconds']:.0f} s on the clock;"
-    f" the held-out table took {cost['held_out_forward_equivalents']:.1f} passes more.",
+    f"Cost: {cost['full_forward_equivalents']:.1f} full forward passes over the calibration set; the whole run scored"
+    f" {cost['masks_scored']} masks in {cost['cpu_seconds']:.0f} CPU seconds, {cost['wall_seconds']:.0f} s on the clock, and its"
+    f" held-out table took {cost['held_out_forward_equivalents']:.1f} passes more.",
     "",
-    "Files: config.json (settings), mask.json (the mask), result.json (all figures), journal.jsonl (every scored mask).",
+    "mask.json is the mask, result.json has all figures; config.json has the settings of the run, journal.jsonl every score.",
+    "",
+  ]
+  return "\n".join(lines)
+
+
+def overview(results: list[dict], folders: list[str]) -> str:
+  """report.md of a run with several ratios."""
+  passes = sum(result["cost"]["full_forward_equivalents"] for result in results)
+  lines = [
+    f"# Head masks for {results[0]['model']}",
+    "",
+    *markdown_table(results),
+    "",
+    *(
+      f"- [{result['target_ratio']:g} local]({name}/report.md): {name}/mask.json"
+      for name, result in zip(folders, results, strict=True)
+    ),
+    "",
+    f"Cost: {passes:.1f} full forward passes over the calibration set for all of them,"
+    f" {results[0]['cost']['wall_seconds']:.0f} s on the clock.",
     "",
   ]
   return "\n".join(lines)

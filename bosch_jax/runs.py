@@ -4,12 +4,15 @@ import dataclasses
 import json
 import pathlib
 
+from bosch_jax.journal import FORMAT as JOURNAL_FORMAT
 from bosch_jax.journal import Journal
 from models.errors import InputError
 from models.windows import write_json
 
 CONFIG = "config.json"
+JOURNAL = "journal.jsonl"
 FORMAT = "bosch-run/1"
+NOT_RECORDED = ("out", "resume", "force", "devices")  # what a resumed run may have otherwise
 RESULTS = ("mask.json", "mask.png", "result.json", "report.md")
 
 
@@ -21,7 +24,7 @@ def open_run(
   Args:
     folder: where to.
     settings: a frozen dataclass; what config.json records (and what a resumed run must equal,
-      but for resume, force and out).
+      but for `NOT_RECORDED`).
     header: of the journal.
     resume: go on with what is there, if there is a run.
     force: start over, discarding an earlier run.
@@ -33,7 +36,7 @@ def open_run(
   check_folder(folder, settings, resume=resume, force=force)
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    journal = Journal(folder / "journal.jsonl", header, resume)
+    journal = Journal(folder / JOURNAL, header, resume)
     if not resume:
       for name in RESULTS:
         (folder / name).unlink(missing_ok=True)
@@ -50,15 +53,17 @@ def check_folder(folder: pathlib.Path, settings: object, *, resume: bool, force:
   try:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
       return
-    stored = _stored(folder)
+    stored, only_claimed = _stored(folder), _only_claimed(folder)
   except OSError as error:
     raise InputError(
       "--out", folder, f"cannot be used ({error.strerror}); choose another folder"
     ) from None
-  if stored is None:
+  if stored is None and not only_claimed:
     raise InputError(
       "--out", folder, "holds files that are not a run of this tool; choose an empty or new folder"
     )
+  if resume and only_claimed:
+    return  # the journal's header says whether it is the same run
   if resume:
     _check_same(folder, stored, as_json(settings))
   elif not force:
@@ -78,22 +83,33 @@ def _stored(folder: pathlib.Path) -> dict | None:
   return record if isinstance(record, dict) and record.get("format") == FORMAT else None
 
 
+def _only_claimed(folder: pathlib.Path) -> bool:
+  """Whether a run was killed here between its journal and its config.json."""
+  names = {path.name for path in folder.iterdir()}
+  if JOURNAL not in names or not names <= {JOURNAL, CONFIG + ".partial"}:
+    return False
+  begun = (folder / JOURNAL).read_bytes()
+  header = json.dumps({"format": JOURNAL_FORMAT})[:-1].encode()
+  return begun[: len(header)] == header[: len(begun)]
+
+
 def as_json(settings: object) -> dict:
-  """The settings as config.json records them: without how the folder itself is treated."""
-  record = json.loads(json.dumps(dataclasses.asdict(settings), default=str))
-  for field in ("out", "resume", "force"):
+  """The settings as config.json records them: without how the folder itself is treated and where
+  the run computes."""
+  record = dataclasses.asdict(settings)
+  for field in NOT_RECORDED:
     record.pop(field, None)
-  return record
+  return json.loads(json.dumps(record, default=str))  # as it is read back: tuples are lists
 
 
-def _check_same(folder: pathlib.Path, stored: dict, record: dict, prefix: str = "--") -> None:
+def _check_same(folder: pathlib.Path, stored: dict, record: dict) -> None:
   for field, value in record.items():
     old = stored.get(field)
     if isinstance(value, dict) and isinstance(old, dict):
-      _check_same(folder, old, value, f"{prefix}{field}.")
+      _check_same(folder, old, value)  # groups of flags have no prefix
     elif old != value:
       raise InputError(
-        f"--resume: {prefix}{field.replace('_', '-')}",
+        f"--resume: --{field.replace('_', '-')}",
         value,
         f"the run in {folder} was made with {old}; give the same value or another --out",
       )

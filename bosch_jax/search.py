@@ -4,11 +4,13 @@ import dataclasses
 
 import numpy as np
 
-from bosch_jax import interrupts, paper, stages
+from bosch_jax import gates, interrupts, paper, stages
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.progress import SearchProgress
 from bosch_jax.settings import SelectSettings
-from models.windows import HeadMask, num_local_for
+from models.windows import HeadMask
+
+RECIPES = {"default": gates, "probes": stages, "paper": paper}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +21,9 @@ class Found:
     mask: exactly round-half-up(ratio * N) local groups.
     anchors: calibration scores of the two anchor masks, `{"full": ..., "all_local": ...}`.
     stages: for each stage its name, what it did, the calibration NLL of its mask and its cost.
-    warning: what makes the result doubtful, or None.
     layers: for each layer its weight, number of local groups and what its groups cost.
+    warning: what makes the result doubtful, or None.
+    cost: full-forward equivalents spent.
   """
 
   mask: HeadMask
@@ -28,24 +31,27 @@ class Found:
   stages: list[dict]
   layers: list[dict]
   warning: str | None
+  cost: float
 
 
-def search(evaluator: Evaluator, settings: SelectSettings, progress: SearchProgress) -> Found:
-  """Runs the search that the settings ask for.
+def search(
+  evaluator: Evaluator, settings: SelectSettings, ratio: float, progress: SearchProgress
+) -> Found:
+  """Runs the search that the settings ask for, for one of their ratios.
 
   Args:
     evaluator: scores masks on the calibration prompts; its cost counts from where a resumed
       journal left it.
     settings: of the run.
+    ratio: the share of groups that become local.
     progress: told after every batch of scores.
   """
   config = evaluator.config
-  num_local = num_local_for(settings.ratio, config.total_groups)
-  log: list[dict] = []
+  began, log = evaluator.cost, []
 
   def note(name: str, what: str, mask: np.ndarray) -> None:
     nll = float(evaluator.score([mask]).nll.mean())
-    spent = evaluator.cost - sum(entry["cost"] for entry in log)
+    spent = evaluator.cost - began - sum(entry["cost"] for entry in log)
     log.append(
       {"name": name, "what": what, "nll": nll, "cost": spent, "num_local": int(mask.sum())}
     )
@@ -56,7 +62,7 @@ def search(evaluator: Evaluator, settings: SelectSettings, progress: SearchProgr
 
   s = None
   evaluator.on_scored = scored
-  s = stages.Search(evaluator, settings, num_local)
+  s = stages.Search(evaluator, settings, ratio)
   warning = None
   if not s.objective.measures:
     warning = (
@@ -64,17 +70,17 @@ def search(evaluator: Evaluator, settings: SelectSettings, progress: SearchProgr
       "show what a head is needed for; use another model, a smaller --context or --score nll"
     )
   note("anchor", "full attention", np.zeros(s.shape, bool))
-  if num_local in (0, config.total_groups):
-    mask, cost = np.full(s.shape, num_local > 0), np.zeros(s.shape)
+  if s.num_local in (0, config.total_groups):
+    mask, cost = np.full(s.shape, s.num_local > 0), np.zeros(s.shape)
     weights = np.zeros(len(mask))
   else:
-    recipe = paper if settings.search.recipe == "paper" else stages
+    recipe = RECIPES[settings.search.recipe]
     importance = recipe.layer_importance(s)
-    note("1", "layer importance: a cascade from the top layer down", importance.cascade)
+    note("1", recipe.STAGES[0], importance.cascade)
     assigned = recipe.assign_ratios(s, importance)
-    note("2", "adaptive ratios: layer weights to buckets to the exact budget", assigned.mask)
-    mask, groups = recipe.select_heads(s, assigned)
-    note("3", f"grouped head selection: {groups} groups of layers", mask)
+    note("2", recipe.STAGES[1], assigned.mask)
+    mask = recipe.select_heads(s, assigned)
+    note("3", recipe.STAGES[2], mask)
     cost, weights = assigned.cost_LxG, assigned.weight_L
   return Found(
     HeadMask(mask),
@@ -90,4 +96,5 @@ def search(evaluator: Evaluator, settings: SelectSettings, progress: SearchProgr
       for l in range(len(mask))
     ],
     warning,
+    evaluator.cost - began,
   )

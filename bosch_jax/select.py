@@ -1,5 +1,6 @@
 """`python run.py select`: calibration prompts, search, held-out table, run folder."""
 
+import dataclasses
 import hashlib
 import pathlib
 import resource
@@ -9,34 +10,34 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from bosch_jax import interrupts, report, runs
+from bosch_jax import devices, interrupts, report, results, runs
 from bosch_jax.evaluator import Evaluator
+from bosch_jax.journal import Journal
 from bosch_jax.niah import make_niah
 from bosch_jax.progress import SearchProgress
 from bosch_jax.prompts import PromptSet
-from bosch_jax.search import Found, search
+from bosch_jax.search import search
 from bosch_jax.settings import SelectSettings
 from models import registry
-from models.config import ModelConfig
 from models.errors import InputError
-from models.windows import HeadMask, write_json
 
 
-def select(settings: SelectSettings) -> dict:
-  """Runs a selection and writes its folder.
+def select(settings: SelectSettings) -> list[dict]:
+  """Runs a selection and writes its folder. Of several processes all compute, and the first writes.
 
   Args:
     settings: what `python run.py select` was given.
 
   Returns:
-    The content of result.json.
+    For each ratio the content of its result.json.
 
   Raises:
     InputError: anything a user can put right; nothing half-written is left behind.
   """
   wall, cpu = time.monotonic(), time.process_time()
   folder, claim = settings.folder, {"resume": settings.resume, "force": settings.force}
-  runs.check_folder(folder, settings, **claim)
+  mesh = devices.start(settings.devices)
+  devices.on_first(lambda: runs.check_folder(folder, settings, **claim))
   settings.check_model(registry.load_config(settings.model))
   loaded = registry.load(settings.model, settings.dtype)
   calibration, held_out = (
@@ -50,8 +51,9 @@ def select(settings: SelectSettings) -> dict:
   }
   interrupts.check()
   # Only now is anything written: whatever the model or the prompts refuse leaves no trace.
-  journal = runs.open_run(folder, settings, header, **claim)
-  with SearchProgress(Console(stderr=True), settings.budget) as progress:
+  journal = open_journal(folder, settings, header, claim)
+  shown = Console(stderr=True, quiet=not devices.is_first())
+  with SearchProgress(shown, settings.budget * len(settings.ratio)) as progress:
     evaluator = Evaluator(
       loaded.config,
       loaded.params,
@@ -59,53 +61,51 @@ def select(settings: SelectSettings) -> dict:
       settings.window,
       sinks=settings.sinks,
       journal=journal,
+      mesh=mesh,
+      calibration=settings.samples,
     )
-    found = search(evaluator, settings, progress)
+    loaded = dataclasses.replace(loaded, params=evaluator.params)  # where they lie now
+    # One evaluator: what one ratio's search has scored costs the next one nothing.
+    found = {ratio: search(evaluator, settings, ratio, progress) for ratio in settings.ratio}
     progress.note("held-out prompts")
-    scored, held_out_cost = held_out_scores(loaded, held_out, found.mask, settings)
+    masks = [f.mask for f in found.values()]
+    scored, held_out_cost = results.held_out_scores(loaded, held_out, masks, settings, mesh)
   journal.close()
-  result = {
-    "model": loaded.name,
-    "fingerprint": loaded.config.fingerprint,
-    "method": settings.method,
-    "score": settings.score,
-    "seed": settings.seed,
-    "ratio": found.mask.ratio,
-    "target_ratio": settings.ratio,
-    "num_local": found.mask.num_local,
-    "num_groups": loaded.config.total_groups,
-    "window": settings.window,
-    "sinks": settings.sinks,
-    "context": settings.context,
-    "task": settings.task,
-    "haystack": settings.haystack,
-    "warning": found.warning,
-    "anchors": found.anchors,
-    "stages": found.stages,
-    "layers": found.layers,
-    "held_out": scored,
-    "cost": {
-      "full_forward_equivalents": evaluator.cost,
-      "held_out_forward_equivalents": held_out_cost,
-      "masks_scored": evaluator.masks_scored,
-      "cpu_seconds": time.process_time() - cpu,
-      "wall_seconds": time.monotonic() - wall,
-      "peak_memory_bytes": peak_memory(),
-    },
-    "kv": kv_facts(loaded.config, found.mask, settings),
+  spent = {
+    "held_out_forward_equivalents": held_out_cost,
+    "masks_scored": evaluator.masks_scored,
+    "cpu_seconds": time.process_time() - cpu,
+    "wall_seconds": time.monotonic() - wall,
+    "peak_memory_bytes": peak_memory(),
   }
-  write_outputs(folder, loaded.config, found, result)
-  console = Console()
-  console.print(report.terminal_table(result))
-  if found.warning:
-    console.print(f"warning: {found.warning}", style="yellow", soft_wrap=True, markup=False)
-  console.print(
-    f"written to {folder}/: mask.json, report.md, mask.png, result.json",
-    soft_wrap=True,
-    highlight=False,
-    markup=False,
-  )
-  return result
+  made = [
+    results.as_json(loaded, settings, ratio, found[ratio], scores, spent)
+    for ratio, scores in zip(found, scored, strict=True)
+  ]
+  if devices.is_first():
+    written = results.write(folder, loaded.config, list(found.values()), made)
+    console = Console()
+    console.print(report.terminal_table(made))
+    for warning in {f.warning: None for f in found.values() if f.warning}:
+      console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
+    console.print(f"written to {folder}/: {written}", soft_wrap=True, highlight=False, markup=False)
+  return made
+
+
+def open_journal(folder: pathlib.Path, settings: SelectSettings, header: dict, claim: dict):
+  """The run's journal: the first process holds the file, all know the lines of an earlier run."""
+  opened: list[Journal] = []
+
+  def open_run() -> list[dict]:
+    opened.append(runs.open_run(folder, settings, header, **claim))
+    return opened[0].lines
+
+  lines = devices.on_first(open_run)
+  if opened:
+    return opened[0]
+  journal = Journal(None, {})
+  journal.lines = lines
+  return journal
 
 
 def peak_memory() -> int:
@@ -117,7 +117,7 @@ def peak_memory() -> int:
 
 
 def prompts(tokenizer, settings: SelectSettings, split: str) -> PromptSet:
-  """The calibration or held-out prompts of a run.
+  """The calibration prompts of a run, and behind them those of the gates; or the held-out ones.
 
   Raises:
     InputError: they do not fit the context, or a needle lies among the sinks (a local head would
@@ -127,7 +127,7 @@ def prompts(tokenizer, settings: SelectSettings, split: str) -> PromptSet:
     tokenizer,
     context=settings.context,
     window=settings.window,
-    samples=settings.samples if split == "calibration" else settings.held_out,
+    samples=settings.samples + settings.pool if split == "calibration" else settings.held_out,
     task=settings.task,
     haystack=settings.haystack,
     seed=settings.seed,
@@ -151,82 +151,3 @@ def weights_digest(params: dict) -> str:
     flat = leaf.reshape(-1)
     digest.update(np.asarray(flat[:: max(1, flat.size // 4096)], np.float32).tobytes())
   return digest.hexdigest()[:16]
-
-
-def held_out_scores(
-  loaded, held_out: PromptSet, mask: HeadMask, settings: SelectSettings
-) -> tuple[dict, float]:
-  """Full attention, all local and the mask on prompts the search never saw.
-
-  Returns:
-    For each of full, all_local and mask: nll (nats per answer token), exact_match (share of
-    questions), their standard errors over contexts, and n, the number of questions; and the cost
-    in full passes over the held-out set.
-  """
-  evaluator = Evaluator(
-    loaded.config, loaded.params, held_out, settings.window, sinks=settings.sinks
-  )
-  evaluator.on_scored = lambda stage, cost: interrupts.check()
-  masks = {
-    "full": HeadMask.full(loaded.config),
-    "all_local": HeadMask.all_local(loaded.config),
-    "mask": mask,
-  }
-  scores = evaluator.score([m.local for m in masks.values()])
-  out = {}
-  for i, name in enumerate(masks):
-    out[name] = {"n": scores.nll[i].size}
-    for field, values in (("nll", scores.nll[i]), ("exact_match", scores.exact[i])):
-      out[name][field], out[name][f"{field}_se"] = mean_and_error(values)
-  return out, evaluator.cost
-
-
-def mean_and_error(values_BxQ: np.ndarray) -> tuple[float, float | None]:
-  """Mean over questions, and its standard error over contexts (questions of one context share a
-  haystack, so contexts are the independent unit); None for a single context."""
-  means_B = np.asarray(values_BxQ, np.float64).mean(1)
-  if len(means_B) < 2:
-    return float(means_B.mean()), None
-  return float(means_B.mean()), float(means_B.std(ddof=1) / np.sqrt(len(means_B)))
-
-
-def kv_facts(config: ModelConfig, mask: HeadMask, settings: SelectSettings) -> dict:
-  """Bytes of the key/value cache (bf16) at the model's full context, full and hybrid."""
-  tokens = config.context
-  sizes = {
-    "full": config.kv_bytes(tokens),
-    "all_local": HeadMask.all_local(config).kv_bytes(
-      config, tokens, settings.window, settings.sinks
-    ),
-    "mask": mask.kv_bytes(config, tokens, settings.window, settings.sinks),
-  }
-  return {
-    "tokens": tokens,
-    "bytes_full": sizes["full"],
-    "bytes_hybrid": sizes["mask"],
-    "bytes": sizes,
-  }
-
-
-def write_outputs(folder: pathlib.Path, config: ModelConfig, found: Found, result: dict) -> None:
-  """mask.json, mask.png, report.md, and last result.json, whose presence means: done."""
-  found.mask.save(
-    folder / "mask.json",
-    config,
-    **{
-      name: result[name] for name in ("model", "window", "sinks", "target_ratio", "method", "seed")
-    },
-    scores={
-      name: {k: None if v is None else round(v, 5) for k, v in result["held_out"][name].items()}
-      for name in ("full", "all_local", "mask")
-    },
-  )
-  weights = np.array([layer["weight"] for layer in found.layers])
-  report.draw_mask(
-    folder / "mask.png",
-    found.mask.local,
-    weights,
-    f"{result['model']}: {found.mask.num_local} of {config.total_groups} groups local",
-  )
-  (folder / "report.md").write_text(report.markdown(result), encoding="utf-8")
-  write_json(folder / "result.json", result)

@@ -8,19 +8,39 @@ from typing import Annotated, Literal
 
 import tyro
 
+from bosch_jax import runs
+from bosch_jax.device_options import DeviceOptions
 from models.config import ModelConfig
 from models.errors import InputError
 from models.windows import num_local_for
 
 MOST_CONTEXTS = 10_000
+LEAST_STEPS = 10  # with fewer, gates say little
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchOptions:
   """Figures of the search that the paper leaves open."""
 
-  recipe: Literal["default", "paper"] = "default"
-  """The three stages with our ingredients, or literally as the paper states them."""
+  recipe: Literal["default", "probes", "paper"] = "default"
+  """The three stages with gates trained by gradient, with scores of masks alone, or literally as the
+  paper states them."""
+  gate_share: float = 0.9
+  """Share of the budget that trains the gates (recipe default)."""
+  gate_contexts: int = 1
+  """Contexts of one gradient step."""
+  gate_rate: float = 0.2
+  """Learning rate of the gates' logits."""
+  gate_warm: float = 1.0
+  """Temperature of the gates at the beginning."""
+  gate_cold: float = 0.2
+  """And at the end, when they are nearly binary."""
+  gate_first: float = 0.5
+  """Share of the local groups that the gates begin with."""
+  gate_pool: int = 64
+  """Contexts that gates are trained on besides the calibration contexts."""
+  confidence: float = 1.5
+  """Paired standard errors that an exchange must win by (recipe default)."""
   alpha: float = 1.0
   """Weight of the penalty for missing the ratio."""
   layer_budget: int = 16
@@ -49,14 +69,26 @@ class SearchOptions:
   """The same for its closing exchanges between layers."""
 
   def __post_init__(self):
-    for field in ("screen", "assign_share", "assign_budget"):
+    for field in (
+      "gate_share",
+      "gate_first",
+      "flip_share",
+      "screen",
+      "assign_share",
+      "assign_budget",
+    ):
       if not 0 < getattr(self, field) <= 1:
         raise InputError(
-          _flag("search." + field),
+          _flag(field),
           getattr(self, field),
           "must be a share above 0, up to 1; use for example 0.25",
         )
+    if not 0 <= self.gate_pool <= MOST_CONTEXTS:
+      raise InputError(
+        "--gate-pool", self.gate_pool, f"must be from 0 to {MOST_CONTEXTS}; use for example 64"
+      )
     for field in (
+      "gate_contexts",
       "layer_budget",
       "assign_batch",
       "group_size",
@@ -66,15 +98,16 @@ class SearchOptions:
     ):
       if getattr(self, field) < 1:
         raise InputError(
-          _flag("search." + field),
+          _flag(field),
           getattr(self, field),
           "must be a positive integer; use 1 or more",
         )
-    for field in ("alpha", "tolerance", "slack", "cap"):
+    for field in ("gate_rate", "gate_warm", "gate_cold"):
+      if not 0 < getattr(self, field) < math.inf:
+        raise InputError(_flag(field), getattr(self, field), "must be above 0; use for example 0.2")
+    for field in ("alpha", "confidence", "tolerance", "slack", "cap"):
       if getattr(self, field) < 0:
-        raise InputError(
-          _flag("search." + field), getattr(self, field), "must not be negative; use 0 or more"
-        )
+        raise InputError(_flag(field), getattr(self, field), "must not be negative; use 0 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +120,8 @@ class SelectSettings:
   model: str = "smollm2-135m"
   """Model: smollm2-135m (fetched once, 93 MB), a .gguf file, a Hugging Face folder, or an id such as
   Qwen/Qwen3-1.7B."""
-  ratio: float = 0.5
-  """Share of key/value head groups that become local, from 0 to 1."""
+  ratio: tuple[float, ...] = (0.5,)
+  """Share of key/value head groups that become local, from 0 to 1; several give a mask each."""
   window: int = 32
   """Tokens a local head sees, itself included."""
   context: int = 256
@@ -96,7 +129,7 @@ class SelectSettings:
   samples: int = 8
   """Calibration contexts, each with several questions."""
   budget: int = 55
-  """About what the search may spend, in full forward passes over the calibration set."""
+  """About what the search may spend for each ratio, in full forward passes over the calibration set."""
   method: Literal["bosch"] = "bosch"
   """How the mask is chosen."""
   score: Literal["nll", "accuracy"] = "nll"
@@ -119,9 +152,16 @@ class SelectSettings:
   """Text around the needles: RULER's repeated sentences, or documentation text."""
   held_out: int = 16
   """Contexts of the held-out set that the final table is measured on."""
-  search: SearchOptions = dataclasses.field(default_factory=SearchOptions)
+  search: tyro.conf.OmitArgPrefixes[SearchOptions] = dataclasses.field(
+    default_factory=SearchOptions
+  )
+  devices: tyro.conf.OmitArgPrefixes[DeviceOptions] = dataclasses.field(
+    default_factory=DeviceOptions
+  )
 
   def __post_init__(self):
+    if isinstance(self.ratio, int | float):  # a single one, from Python
+      object.__setattr__(self, "ratio", (self.ratio,))
     for field in ("window", "context", "samples", "budget", "seed", "held_out"):
       if getattr(self, field) < 1:
         raise InputError(
@@ -132,8 +172,15 @@ class SelectSettings:
         raise InputError(
           _flag(field), getattr(self, field), f"is more than fits; use at most {MOST_CONTEXTS}"
         )
-    if not 0 <= self.ratio <= 1:
-      raise InputError("--ratio", self.ratio, "must be a share from 0 to 1; use for example 0.5")
+    for ratio in self.ratio:
+      if not 0 <= ratio <= 1:
+        raise InputError("--ratio", ratio, "must be a share from 0 to 1; use for example 0.5")
+    if not self.ratio or len(set(self.ratio)) < len(self.ratio):
+      raise InputError(
+        "--ratio",
+        " ".join(f"{ratio:g}" for ratio in self.ratio),
+        "must be one share or several different ones; use for example 0.5 0.75",
+      )
     if self.window >= self.context:
       raise InputError(
         "--window",
@@ -162,30 +209,47 @@ class SelectSettings:
         self.context,
         f"is beyond this model's {config.context} tokens; use at most that",
       )
-    local = num_local_for(self.ratio, config.total_groups)
-    if (self.ratio > 0 and local == 0) or (self.ratio < 1 and local == config.total_groups):
-      raise InputError(
-        "--ratio",
-        self.ratio,
-        f"cannot be reached: this model has {config.total_groups} head groups, so the nearest is {local / config.total_groups:g}; "
-        f"use a multiple of 1/{config.total_groups}",
-      )
-    least = self.least_budget(config)
-    if 0 < local < config.total_groups and self.budget < least:
-      raise InputError(
-        "--budget",
-        self.budget,
-        f"is less than the anchors and stage 1 take on this model; use {least} or more",
-      )
+    for ratio in self.ratio:
+      local = num_local_for(ratio, config.total_groups)
+      if (ratio > 0 and local == 0) or (ratio < 1 and local == config.total_groups):
+        raise InputError(
+          "--ratio",
+          ratio,
+          f"cannot be reached: this model has {config.total_groups} head groups, so the nearest is {local / config.total_groups:g}; "
+          f"use a multiple of 1/{config.total_groups}",
+        )
+      least = self.least_budget(config, ratio)
+      if 0 < local < config.total_groups and self.budget < least:
+        raise InputError(
+          "--budget",
+          self.budget,
+          f"is less than the anchors and stage 1 take on this model; use {least} or more",
+        )
 
-  def least_budget(self, config: ModelConfig) -> int:
-    """Passes for two anchors and stage 1's cascade, in which layer l from the top costs l / L."""
+  def least_budget(self, config: ModelConfig, ratio: float) -> int:
+    """Passes for two anchors and a stage 1: some steps of the gates, or a cascade, in which layer l
+    from the top costs l / L."""
     L, G = config.num_layers, config.num_groups
+    if self.search.recipe == "default":
+      return math.ceil(2 + LEAST_STEPS * self._step_cost / self.search.gate_share)
     if self.search.recipe == "paper":
-      masks = min(math.comb(G, math.ceil(self.ratio * G)), self.search.layer_budget)
+      masks = min(math.comb(G, math.ceil(ratio * G)), self.search.layer_budget)
     else:
       masks = (G + 1) * self.search.screen
     return math.ceil(2 + masks * (L + 1) / 2)
+
+  @property
+  def _step_cost(self) -> float:
+    """Passes for one step of the gates: forward 1, backward 2."""
+    return 3 * self.search.gate_contexts / self.samples
+
+  @property
+  def pool(self) -> int:
+    """Contexts that only gates are trained on: as many as asked for, and no more than steps use."""
+    if self.search.recipe != "default":
+      return 0
+    steps = self.search.gate_share * self.budget / self._step_cost
+    return min(self.search.gate_pool, math.ceil(steps) * self.search.gate_contexts)
 
   @property
   def folder(self) -> pathlib.Path:
@@ -195,8 +259,9 @@ class SelectSettings:
     model = (
       pathlib.Path(self.model.removesuffix(".gguf")).absolute().name if self.model else "model"
     )
-    name = f"{model}-{self.method}-r{self.ratio:g}-w{self.window}-c{self.context}-s{self.seed}"
-    shown = ("model", "method", "ratio", "window", "context", "seed", "out", "resume", "force")
+    ratios = "+".join(f"{ratio:g}" for ratio in self.ratio)
+    name = f"{model}-{self.method}-r{ratios}-w{self.window}-c{self.context}-s{self.seed}"
+    shown = ("model", "method", "ratio", "window", "context", "seed", *runs.NOT_RECORDED)
     rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in shown}
     if rest != {
       f.name: getattr(SelectSettings(), f.name)

@@ -13,6 +13,13 @@ from bosch_jax.evaluator import Evaluator
 from bosch_jax.objective import Objective
 from bosch_jax.settings import SelectSettings
 from bosch_jax.solvers import SwapSolver, bits
+from models.windows import num_local_for
+
+STAGES = (
+  "layer importance: a cascade from the top layer down",
+  "adaptive ratios: layers to buckets to the exact budget",
+  "grouped head selection: layers of equal ratio together",
+)
 
 
 class Search:
@@ -21,19 +28,22 @@ class Search:
   Args:
     evaluator: scores masks.
     settings: of the run.
-    num_local: K, the number of local groups the mask must have.
+    ratio: rho, the share of groups that become local.
 
   Attributes:
+    num_local: K, the number of local groups the mask must have.
     objective: L(z), with its anchors, on all contexts.
     shape: (L, G).
     best_nll: calibration NLL of the best mask with K local groups so far, or None.
   """
 
-  def __init__(self, evaluator: Evaluator, settings: SelectSettings, num_local: int):
+  def __init__(self, evaluator: Evaluator, settings: SelectSettings, ratio: float):
     config = evaluator.config
-    self.evaluator, self.settings, self.num_local = evaluator, settings, num_local
+    self.evaluator, self.settings, self.ratio = evaluator, settings, ratio
+    self.num_local = num_local_for(ratio, config.total_groups)
     self.shape = (config.num_layers, config.num_groups)
-    self.all_contexts = tuple(range(len(evaluator.prompts)))
+    self._began = evaluator.cost
+    self.all_contexts = tuple(range(evaluator.calibration))
     self.best_nll: float | None = None
     self._objectives: dict[tuple[int, ...], Objective] = {}
     evaluator.stage = "anchors"
@@ -48,16 +58,14 @@ class Search:
 
   @property
   def left(self) -> float:
-    """Budget not yet spent, in full-forward equivalents."""
-    return self.settings.budget - self.evaluator.cost
+    """Budget of this ratio not yet spent, in full-forward equivalents."""
+    return self.settings.budget - (self.evaluator.cost - self._began)
 
   def _objective(self, contexts: tuple[int, ...]) -> Objective:
     if contexts not in self._objectives:
       anchors = [np.zeros(self.shape, bool), np.ones(self.shape, bool)]
       scores = self.evaluator.score(anchors, contexts).score(self.settings.score)
-      self._objectives[contexts] = Objective(
-        *scores, self.settings.ratio, self.settings.search.alpha
-      )
+      self._objectives[contexts] = Objective(*scores, self.ratio, self.settings.search.alpha)
     return self._objectives[contexts]
 
   def loss(self, masks: list[np.ndarray], contexts: tuple[int, ...] | None = None) -> np.ndarray:
@@ -72,17 +80,35 @@ class Search:
     return 1.0 - self._objective(contexts).normalised(scores)
 
   def race(
-    self, masks: list[np.ndarray], incumbent: np.ndarray, screen: tuple[int, ...]
+    self,
+    masks: list[np.ndarray],
+    incumbent: np.ndarray,
+    screen: tuple[int, ...],
+    confidence: float = 0.0,
   ) -> np.ndarray:
     """L(z) of masks that beat the incumbent on the screening contexts; the others keep the
-    incumbent's loss plus what they were worse by there, and cost no more than the screening."""
+    incumbent's loss plus what they were worse by there, and cost no more than the screening.
+
+    Args:
+      confidence: standard errors, paired over contexts, that a mask must win by; one that wins by
+        less is given the incumbent's loss. The more masks are tried, the luckier the best of them.
+    """
     before = self.loss([incumbent])[0]
     worse = self.loss(masks, screen) - self.loss([incumbent], screen)[0]
     losses = before + np.maximum(worse, 1e-9)
     for i in np.argsort(worse, kind="stable"):
       if worse[i] < 0 and self.left > 0:
         losses[i] = self.loss([masks[i]])[0]
+        if losses[i] < before and confidence and not self._wins(masks[i], incumbent, confidence):
+          losses[i] = before
     return losses
+
+  def _wins(self, mask: np.ndarray, incumbent: np.ndarray, confidence: float) -> bool:
+    nll_2xB = self.evaluator.score([mask, incumbent]).nll.mean(2)
+    gain_B = nll_2xB[1] - nll_2xB[0]
+    if len(gain_B) < 2:
+      return True  # one context has no standard error
+    return gain_B.mean() > confidence * gain_B.std(ddof=1) / math.sqrt(len(gain_B))
 
   def note_best(self, mask: np.ndarray) -> None:
     """Remembers the NLL of the incumbent, for people to watch."""
@@ -137,7 +163,7 @@ def layer_importance(search: Search) -> Importance:
   for l in reversed(range(L)):
     search.evaluator.stage = f"1 layer {l}"
     cost_LxG[l] = search.drop([with_local(z, l, [g]) for g in range(G)], screen) - current
-    order = np.argsort(cost_LxG[l], kind="stable")[: math.ceil(search.settings.ratio * G)]
+    order = np.argsort(cost_LxG[l], kind="stable")[: math.ceil(search.ratio * G)]
     chosen = [int(g) for g in order if cost_LxG[l, g] <= options.tolerance]
     if chosen:
       candidate = with_local(z, l, chosen)
@@ -202,12 +228,12 @@ def weights(cost_LxG: np.ndarray) -> np.ndarray:
   return delta_L / np.maximum(delta_L + delta_L.mean(), 1e-12)
 
 
-def select_heads(search: Search, assigned: Assignment) -> tuple[np.ndarray, int]:
+def select_heads(search: Search, assigned: Assignment) -> np.ndarray:
   """Stage 3: layers of equal ratio are optimised jointly, easiest ratio first, each layer keeping
   its count; what is left of the budget goes into exchanges between layers, the total kept (ours).
 
   Returns:
-    The mask, bool `[L, G]` with exactly K local groups, and the number of layer groups.
+    The mask, bool `[L, G]` with exactly K local groups.
   """
   z, options = assigned.mask, search.settings.search
   L, G = search.shape
@@ -217,7 +243,7 @@ def select_heads(search: Search, assigned: Assignment) -> tuple[np.ndarray, int]
     z = optimise(search, z, layers, assigned.cost_LxG, np.repeat(layers, G), options.patience)
   search.evaluator.stage = "3 exchanges"
   z = optimise(search, z, np.arange(L), assigned.cost_LxG, None, options.exchange_patience)
-  return z, len(groups)
+  return z
 
 
 def layer_groups(counts_L: np.ndarray, G: int, most_bits: int) -> list[np.ndarray]:
@@ -231,7 +257,9 @@ def layer_groups(counts_L: np.ndarray, G: int, most_bits: int) -> list[np.ndarra
   return out
 
 
-def optimise(search: Search, z, layers, cost_LxG, classes, patience) -> np.ndarray:
+def optimise(
+  search: Search, z, layers, cost_LxG, classes, patience, confidence: float = 0.0
+) -> np.ndarray:
   """Swaps on some layers of z until the solver is done or the budget is spent.
 
   Args:
@@ -239,6 +267,7 @@ def optimise(search: Search, z, layers, cost_LxG, classes, patience) -> np.ndarr
     layers: int, the layers whose bits may change.
     cost_LxG: first guess of what each group costs.
     classes, patience: see `SwapSolver`.
+    confidence: see `Search.race`.
 
   Returns:
     The best mask found.
@@ -257,7 +286,8 @@ def optimise(search: Search, z, layers, cost_LxG, classes, patience) -> np.ndarr
   turn = 0
   while search.left > 0 and (candidates := solver.ask()):
     masks = [with_rows(z, layers, candidate) for candidate in candidates]
-    solver.tell(candidates, search.race(masks, z, search.some(options.screen, turn)))
+    screen = search.some(options.screen, turn)
+    solver.tell(candidates, search.race(masks, z, screen, confidence))
     turn += 1
     best = with_rows(z, layers, solver.best)
     if not np.array_equal(best, z):

@@ -24,6 +24,7 @@ def save_folder(
   tokenizer: Tokenizer | None = None,
   shard_bytes: int = SHARD_BYTES,
   extra: dict | None = None,
+  files: dict[str, str] | None = None,
 ) -> pathlib.Path:
   """Writes a model that Hugging Face loads with the same logits.
 
@@ -35,6 +36,7 @@ def save_folder(
     tokenizer: its files are written too.
     shard_bytes: largest size of one file; a single larger tensor has a file of its own.
     extra: more fields of config.json.
+    files: more files, name -> text.
 
   Returns:
     The folder.
@@ -76,6 +78,8 @@ def save_folder(
       write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
     if tokenizer is not None:
       tokenizer.save(folder)
+    for name, text in (files or {}).items():
+      (folder / name).write_text(text, "utf-8")
     write_json(folder / "config.json", values)  # last: its presence means the folder is complete
   except OSError as error:
     raise InputError(

@@ -150,65 +150,49 @@ class Generator:
         string.
     """
     sampling = sampling or Sampling()
-    rows = self._rows(prompts, max_tokens)
-    stops = self._stops(stop, stop_ids)
-    longest = max(map(len, rows))
+    prompts = self._prompts(prompts, max_tokens)
+    stop_ids = self._stop_ids(stop, stop_ids)
+    longest = max(map(len, prompts))
     capacity = min(self.config.context, -(-(longest + max_tokens) // ROUND) * ROUND)
-    spec = self.spec(len(rows), capacity)
+    # A short prompt is not padded to a whole chunk; powers of two keep the number of traces small.
+    chunk = min(self.chunk, 1 << (longest - 1).bit_length())
+    spec = self.spec(len(prompts), capacity)
+    rows = [
+      _Row(b, prompt, max_tokens, self.config.context, TextStream(self.tokenizer, stop))
+      for b, prompt in enumerate(prompts)
+    ]
     state = _State(self, spec, between or (lambda: None))
-    compile_s = state.compile(min(self.chunk, capacity), sampling)
+    compile_s = state.compile(chunk, sampling)
     started = time.perf_counter()
-    state.read(rows, min(self.chunk, capacity))
-    streams = [TextStream(self.tokenizer, stop) for _ in rows]
-    ended: list[str | None] = [None] * len(rows)
-    ids: list[list[int]] = [[] for _ in rows]
-    first_s, steps_s, step = 0.0, [], 0
+    state.read(prompts, chunk)
+    step, decoded, first_s = 0, 0, 0.0
     while True:
       tokens = state.next(sampling, seed, step)
       now = time.perf_counter() - started
       if step == 0:
         first_s = now
-      active = [b for b, end in enumerate(ended) if end is None]
-      for b in active:
-        ended[b] = self._take(int(tokens[b]), ids[b], streams[b], stops, on_text, b)
-        if ended[b] is None and len(ids[b]) == max_tokens:
-          ended[b] = "length"
-        elif ended[b] is None and len(rows[b]) + len(ids[b]) == self.config.context:
-          ended[b] = "context"
-      if step:
-        steps_s.append((now, len(active)))
-      if all(ended):
+      active = [row for row in rows if row.ended is None]
+      decoded += len(active) if step else 0
+      for row in active:
+        row.take(int(tokens[row.number]), stop_ids, on_text)
+      if all(row.ended for row in rows):
         break
-      state.extend(tokens, [int(end is None) for end in ended])
+      state.extend(tokens, [int(row.ended is None) for row in rows])
       step += 1
-    for b, stream in enumerate(streams):
-      if (rest := stream.close()) and on_text:
-        on_text(b, rest)
-    completions = [
-      Completion(stream.text, ids[b], len(rows[b]), ended[b]) for b, stream in enumerate(streams)
-    ]
-    decoded = sum(count for _, count in steps_s)
+    for row in rows:
+      row.close(on_text)
     stats = Stats(
       capacity=capacity,
       kv_bytes=kv.num_bytes(state.cache),
       kv_bytes_full=spec.full().num_bytes,
       compile_s=compile_s,
       first_token_s=first_s,
-      tokens_per_s=decoded / (steps_s[-1][0] - first_s) if steps_s else 0.0,
-      new_tokens=sum(map(len, ids)),
+      tokens_per_s=decoded / (now - first_s) if decoded else 0.0,
+      new_tokens=sum(len(row.ids) for row in rows),
     )
-    return Output(completions, stats)
+    return Output([row.completion() for row in rows], stats)
 
-  def _take(self, token, ids, stream, stops, on_text, row) -> str | None:
-    """Adds a token to its row; why the row ends with it, or None."""
-    if token in stops:
-      return "stop token"
-    ids.append(token)
-    if (piece := stream.add(token)) and on_text:
-      on_text(row, piece)
-    return None if stream.stopped is None else "stop string"
-
-  def _rows(self, prompts, max_tokens) -> list[list[int]]:
+  def _prompts(self, prompts, max_tokens) -> list[list[int]]:
     if isinstance(prompts, str):
       raise TypeError("prompts is a list; give [prompt] for a single one")
     if max_tokens < 1:
@@ -234,7 +218,7 @@ class Generator:
           )
     return rows
 
-  def _stops(self, stop, stop_ids) -> frozenset[int]:
+  def _stop_ids(self, stop, stop_ids) -> frozenset[int]:
     if isinstance(stop, str):
       raise TypeError("stop is a list of strings; give [stop] for a single one")
     if "" in stop:
@@ -247,6 +231,40 @@ class Generator:
           "--stop-ids", i, f"is unknown; this model has tokens 0 to {self.tokenizer.vocab_size - 1}"
         )
     return frozenset(stop_ids)
+
+
+class _Row:
+  """One prompt and what follows it. `ended` says why nothing more does, or is None."""
+
+  def __init__(
+    self, number: int, prompt: list[int], max_tokens: int, context: int, stream: TextStream
+  ):
+    self.number, self._prompt, self._stream = number, prompt, stream
+    self._max_tokens, self._context = max_tokens, context
+    self.ids: list[int] = []
+    self.ended: str | None = None
+
+  def take(self, token: int, stop_ids: frozenset[int], on_text) -> None:
+    if token in stop_ids:
+      self.ended = "stop token"
+      return
+    self.ids.append(token)
+    if (piece := self._stream.add(token)) and on_text:
+      on_text(self.number, piece)
+    if self._stream.stopped is not None:
+      self.ended = "stop string"
+    elif len(self.ids) == self._max_tokens:
+      self.ended = "length"
+    elif len(self._prompt) + len(self.ids) == self._context:
+      self.ended = "context"
+
+  def close(self, on_text) -> None:
+    """Gives out what the stream held back."""
+    if (rest := self._stream.close()) and on_text:
+      on_text(self.number, rest)
+
+  def completion(self) -> Completion:
+    return Completion(self._stream.text, self.ids, len(self._prompt), self.ended)
 
 
 class _State:
@@ -272,6 +290,7 @@ class _State:
     return time.perf_counter() - started
 
   def read(self, rows: list[list[int]], chunk: int) -> None:
+    """Reads prompts of different lengths."""
     for first in range(0, max(map(len, rows)), chunk):
       self._between()
       parts = [row[first : first + chunk] for row in rows]

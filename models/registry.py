@@ -6,7 +6,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 
-from models import families, gguf_loader, safetensors_loader
+from models import gguf_loader, hybrid_folder, safetensors_loader
 from models.config import ModelConfig
 from models.download import DEFAULT, HUB_ID, default_gguf, hub_folder
 from models.errors import InputError
@@ -66,7 +66,7 @@ def load_config(model: str) -> ModelConfig:
   """
   path = resolve(model, weights=False)
   if path.is_dir():
-    return families.config_from_hf(families.read_config(path), path / "config.json")
+    return hybrid_folder.read_config(path)[0]
   return gguf_loader.config_of(open_gguf(path))
 
 
@@ -84,15 +84,13 @@ def load(model: str = DEFAULT, dtype=jnp.float32, sharding=None) -> Loaded:
   """
   path = resolve(model)
   if path.is_dir():
-    config = families.config_from_hf(families.read_config(path), path / "config.json")
-    tokenizer = Tokenizer.from_folder(path)
+    config, tokenizer = hybrid_folder.read_config(path)[0], Tokenizer.from_folder(path)
     name = (
       model if HUB_ID.fullmatch(model) and not pathlib.Path(model).exists() else path.resolve().name
     )
   else:
     file = open_gguf(path)
-    config = gguf_loader.config_of(file)
-    tokenizer = Tokenizer.from_gguf(file)
+    config, tokenizer = gguf_loader.config_of(file), Tokenizer.from_gguf(file)
     name = DEFAULT if model == DEFAULT else path.name
   if tokenizer.vocab_size > config.vocab_size:  # jax would clamp such ids without a word
     raise InputError(
@@ -100,13 +98,26 @@ def load(model: str = DEFAULT, dtype=jnp.float32, sharding=None) -> Loaded:
       path,
       f"has {tokenizer.vocab_size} tokens but embeds {config.vocab_size}; give another model",
     )
+  weights = load_params(path, dtype, sharding) if path.is_dir() else _gguf(file, dtype, sharding)
+  return Loaded(name, *weights, tokenizer)
+
+
+def load_params(path: pathlib.Path, dtype=jnp.float32, sharding=None) -> tuple[ModelConfig, dict]:
+  """Configuration and parameters of a .gguf file or Hugging Face folder; arguments as in `load`,
+  and of a folder the stored dtype if that is None."""
   if path.is_dir():
+    config, order = hybrid_folder.read_config(path)
     params = safetensors_loader.load_params(path, config, dtype, sharding)
-  else:
-    params = gguf_loader.load_params(file, config, dtype)
-    if sharding is not None:
-      params = jax.tree_util.tree_map_with_path(
-        lambda where, p: jax.device_put(p, sharding("/".join(key.key for key in where), p.shape)),
-        params,
-      )
-  return Loaded(name, config, params, tokenizer)
+    return config, hybrid_folder.restore(params, order, config)
+  return _gguf(gguf_loader.open_gguf(path), dtype, sharding)
+
+
+def _gguf(file: gguf_loader.GGUFFile, dtype, sharding) -> tuple[ModelConfig, dict]:
+  config = gguf_loader.config_of(file)
+  params = gguf_loader.load_params(file, config, dtype)
+  if sharding is not None:
+    params = jax.tree_util.tree_map_with_path(
+      lambda where, p: jax.device_put(p, sharding("/".join(key.key for key in where), p.shape)),
+      params,
+    )
+  return config, params

@@ -44,8 +44,9 @@ def blocked(q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=No
   G = k.shape[2]
   R = H // G
   windows_NxR = jnp.broadcast_to(jnp.asarray(windows, jnp.int32), (B, H)).reshape(B * G, R)
-  # Tiles of R * 256 rows and 256 keys keep a core busy and still fit its cache.
-  block = _power_of_two(T, 256)
+  # Small tiles waste least at the edges of a window and of T; long rows amortise larger ones.
+  block = _power_of_two((192 if T <= 1536 else 384) / R, 256, 64)
+  block = min(block, _power_of_two(T, 256))
   fixed = Static(block, block, sinks, scale, softcap)
   positions, segments, q, k, v = plan.pad_tokens(block, positions, segments, q, k, v)
   q_NxRxTxK = _to_groups(q, G)

@@ -47,12 +47,15 @@ gpu_device_info {
 """
 
 
-@pytest.fixture(scope="module")
-def card():
-  topology = topologies.get_topology_desc(
+def topology():
+  return topologies.get_topology_desc(
     platform="cuda", topology_name="", target_config=H100, topology="1x1x1"
   )
-  return SingleDeviceSharding(topology.devices[0])
+
+
+@pytest.fixture(scope="module")
+def card():
+  return SingleDeviceSharding(topology().devices[0])
 
 
 def arguments(T, K, card, dtype):

@@ -27,9 +27,9 @@ BAD = [
   ("--resume --force", "--force"),
   ("--score f1", "--score"),
   ("--bogus 1", "--bogus"),
-  ("--search.screen 0", "--search.screen 0"),
-  ("--search.patience 0", "--search.patience 0"),
-  ("--search.slack -1", "--search.slack"),
+  ("--screen 0", "--screen 0"),
+  ("--patience 0", "--patience 0"),
+  ("--slack -1", "--slack"),
   ("--ratio", "--ratio"),
   ("--samples 1000000000", "--samples"),
   ("--seed " + "1" * 400, "--seed"),
@@ -89,7 +89,7 @@ def test_help_names_every_setting(capsys):
 
 def test_flags_reach_the_settings():
   settings = cli.parse(
-    "run.py select", SelectSettings, ["--ratio", "0.75", "--search.screen", "0.5", "--resume"]
+    "run.py select", SelectSettings, ["--ratio", "0.75", "--screen", "0.5", "--resume"]
   )
   assert settings == SelectSettings(ratio=0.75, search=SearchOptions(screen=0.5), resume=True)
 
@@ -113,9 +113,9 @@ def test_what_depends_on_the_model_is_checked():
       SelectSettings(ratio=ratio).check_model(wide)
   for ratio in (0, 1, 0.5, 1 / 12):
     SelectSettings(ratio=ratio).check_model(wide)
-  with pytest.raises(InputError, match=r"--budget 4: is less than .* use 5 or more"):
+  with pytest.raises(InputError, match=r"--budget 4: is less than .* use 10 or more"):
     SelectSettings(budget=4).check_model(wide)
-  SelectSettings(budget=5).check_model(wide)
+  SelectSettings(budget=10).check_model(wide)
 
 
 def test_the_default_folder_tells_settings_apart():

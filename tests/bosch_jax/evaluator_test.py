@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bosch_jax import evaluator as evaluator_module
+from bosch_jax import scoring
 from bosch_jax.evaluator import Evaluator, common_prefix, forward_flops
 from bosch_jax.journal import Journal
 from models.transformer import Transformer
@@ -44,14 +44,21 @@ def naive(params, prompts, mask):
   return nll, exact
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("fold", [1, 3])
-@pytest.mark.parametrize("state_bytes", [2**30, 1, 4 * 48 * 32 * 4 * 2])
-def test_every_way_of_scoring_equals_the_naive_one(params, batch, fold, state_bytes):
+def data_mesh(devices):
+  return jax.make_mesh((devices,), ("data",), devices=jax.devices()[:devices])
+
+
+@pytest.mark.parametrize("devices", [None, 2, 4])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("state_bytes", [2**30, 1, 2 * 4 * 48 * 32 * 4])
+def test_every_way_of_scoring_equals_the_naive_one(params, devices, batch, state_bytes):
+  """Prefix reuse with all, some or no states kept, pairs folded, padded and spread."""
   prompts = tiny_prompts()
+  mesh = None if devices is None else data_mesh(devices)
   evaluator = Evaluator(
-    CONFIG, params, prompts, WINDOW, batch=batch, fold=fold, state_bytes=state_bytes
+    CONFIG, params, prompts, WINDOW, batch=batch, state_bytes=state_bytes, mesh=mesh
   )
+  evaluator.score(random_masks(2, seed=9), [1, 3])  # the rest of a context's states comes later
   masks = random_masks(5)
   for base in (masks[0], masks[3]):
     evaluator.rebase(base)
@@ -76,9 +83,10 @@ def test_packed_scores_equal_unpacked_ones(params):
 
 def test_200_masks_trace_once_on_any_contexts(params, monkeypatch):
   chex.clear_trace_counter()
-  for name in ("score_from", "extend_states"):
-    counted = chex.assert_max_traces(getattr(evaluator_module, name), n=1)
-    monkeypatch.setattr(evaluator_module, f"_{name}", jax.jit(counted, static_argnums=(0, 1)))
+  scoring.compiled.cache_clear()
+  for name, traces in (("score", 1), ("advance", 2)):  # `score` traces `advance` as well
+    counted = chex.assert_max_traces(getattr(scoring, name), n=traces)
+    monkeypatch.setattr(scoring, name, counted)
   evaluator = Evaluator(CONFIG, params, tiny_prompts(), WINDOW)
   for i, mask in enumerate(random_masks(200)):
     if i % 50 == 0:
@@ -137,6 +145,20 @@ def test_common_prefix():
   assert common_prefix(a, b) == 1
 
 
-def test_a_batch_that_does_not_divide_is_refused(params):
-  with pytest.raises(ValueError, match="does not divide"):
-    Evaluator(CONFIG, params, tiny_prompts(), WINDOW, batch=3)
+def test_a_half_written_batch_is_completed_and_nothing_is_computed_again(params, tmp_path):
+  """A crash may leave some lines of a batch: those masks are not scored again."""
+  prompts, masks = tiny_prompts(), random_masks(3)
+  journal = Journal(tmp_path / "j", {})
+  before = Evaluator(CONFIG, params, prompts, WINDOW, journal=journal, batch=12).score(masks)
+  journal.close()
+  lines = (tmp_path / "j").read_text().splitlines(keepends=True)
+  assert len(lines) == 4
+  (tmp_path / "j").write_text("".join(lines[:3]))
+  journal = Journal(tmp_path / "j", {}, True)
+  again = Evaluator(CONFIG, params, prompts, WINDOW, journal=journal, batch=12)
+  forward, computed = again._forward, []
+  again._forward = lambda new, *rest: computed.extend(new) or forward(new, *rest)
+  after = again.score(masks)
+  journal.close()
+  assert len(computed) == 1 and (tmp_path / "j").read_text().splitlines(keepends=True) == lines
+  np.testing.assert_array_equal(before.nll, after.nll)

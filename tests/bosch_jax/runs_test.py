@@ -44,6 +44,25 @@ def test_resuming_with_other_settings_is_refused_by_name(tmp_path):
     open_run(folder, Settings(ratio=0.75), resume=True, force=False)
 
 
+@pytest.mark.parametrize("kept", [0, 5, 999])
+def test_a_run_killed_before_its_settings_were_written_can_go_on(tmp_path, kept):
+  """The journal is there first, because it is the lock."""
+  folder = open_run(tmp_path / "a", Settings(), resume=False, force=False)
+  (folder / "config.json").rename(folder / "config.json.partial")
+  journal = folder / "journal.jsonl"
+  journal.write_bytes(journal.read_bytes()[:kept])
+  with pytest.raises(InputError, match="already used"):
+    open_run(folder, Settings(), resume=False, force=False)
+  open_run(folder, Settings(), resume=True, force=False)
+  assert (folder / "config.json").exists()
+
+
+def test_a_foreign_journal_is_not_taken_for_a_killed_run(tmp_path):
+  (tmp_path / "journal.jsonl").write_text("mine")
+  with pytest.raises(InputError, match="not a run"):
+    open_run(tmp_path, Settings(), resume=True, force=False)
+
+
 @pytest.mark.parametrize("force", [False, True])
 def test_foreign_files_are_never_touched(tmp_path, force):
   (tmp_path / "thesis.txt").write_text("mine")
@@ -96,5 +115,5 @@ def test_a_nested_setting_is_named_alone(tmp_path):
     search: Settings = dataclasses.field(default_factory=Settings)
 
   folder = open_run(tmp_path / "a", Outer(), resume=False, force=False)
-  with pytest.raises(InputError, match=r"--search\.ratio 0\.75"):
+  with pytest.raises(InputError, match=r"--ratio 0\.75"):
     open_run(folder, Outer(Settings(ratio=0.75)), resume=True, force=False)

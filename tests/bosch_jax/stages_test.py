@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bosch_jax import paper, stages
+from bosch_jax import gates, paper, stages
 from bosch_jax.evaluator import Evaluator, Scores
 from bosch_jax.journal import Journal
 from bosch_jax.settings import SearchOptions, SelectSettings
@@ -25,7 +25,7 @@ class PlantedEvaluator:
   def __init__(self, layers, groups, seed, contexts=8, noise=0.0, pairs=3):
     rng = np.random.default_rng(seed)
     self.config = ModelConfig(11, layers, 8, groups, groups, 2, 8, 64)
-    self.prompts = range(contexts)
+    self.prompts, self.calibration = range(contexts), contexts
     self.cost_of = rng.exponential(0.05, layers * groups)
     self.pairs = [tuple(rng.choice(layers * groups, 2, replace=False)) for _ in range(pairs)]
     self.noise = rng.normal(0, noise, (contexts, layers * groups))
@@ -39,6 +39,15 @@ class PlantedEvaluator:
 
   def rebase(self, mask):
     pass
+
+  def relax(self, share, contexts):
+    s = share.ravel().astype(float)
+    gradient = self.cost_of + self.noise[list(contexts)].mean(0)  # a copy
+    for a, b in self.pairs:
+      gradient[a] += 0.8 * s[b]
+      gradient[b] += 0.8 * s[a]
+    self.cost += 3 * len(contexts) / len(self.prompts)
+    return float(np.mean([self.nll(s, c) for c in contexts])), gradient.reshape(share.shape)
 
   def score(self, masks, contexts=None):
     contexts = list(self.prompts) if contexts is None else list(contexts)
@@ -55,17 +64,16 @@ def run(evaluator, ratio, recipe=stages, **options):
   chosen = SelectSettings(
     ratio=ratio, budget=options.pop("budget"), search=SearchOptions(**options)
   )
-  k = num_local_for(ratio, evaluator.config.total_groups)
-  search = stages.Search(evaluator, chosen, k)
+  search = stages.Search(evaluator, chosen, ratio)
   importance = recipe.layer_importance(search)
   assigned = recipe.assign_ratios(search, importance)
-  mask, _ = recipe.select_heads(search, assigned)
+  mask = recipe.select_heads(search, assigned)
   return search, importance, assigned, mask
 
 
 @settings(deadline=None, max_examples=25)
 @given(
-  st.sampled_from([stages, paper]),
+  st.sampled_from([gates, stages, paper]),
   st.integers(2, 8),
   st.integers(1, 7),
   st.sampled_from([0.25, 0.5, 0.75, 0.875]),
@@ -99,16 +107,18 @@ def test_costs_of_stage_one_are_the_planted_ones():
   np.testing.assert_allclose(importance.cost_LxG.ravel() * span, evaluator.cost_of, atol=1e-9)
 
 
-def test_without_interactions_the_best_mask_is_found():
+@pytest.mark.parametrize("recipe", [gates, stages])
+def test_without_interactions_the_best_mask_is_found(recipe):
   evaluator = PlantedEvaluator(8, 3, seed=3, pairs=0)
-  _, _, _, mask = run(evaluator, 0.5)
+  _, _, _, mask = run(evaluator, 0.5, recipe)
   assert set(np.flatnonzero(mask)) == set(np.argsort(evaluator.cost_of)[:12])
 
 
-def test_groups_that_are_redundant_singly_and_critical_jointly_are_not_both_localised():
+@pytest.mark.parametrize("recipe", [gates, stages])
+def test_groups_that_are_redundant_singly_and_critical_jointly_are_not_both_localised(recipe):
   for seed in range(5):
     evaluator = PlantedEvaluator(10, 3, seed=seed, noise=0.01, pairs=4)
-    _, _, _, mask = run(evaluator, 0.5)
+    _, _, _, mask = run(evaluator, 0.5, recipe)
     assert not any(mask.ravel()[a] and mask.ravel()[b] for a, b in evaluator.pairs), seed
 
 
@@ -135,12 +145,16 @@ def test_weights_rank_layers_by_what_their_groups_cost():
 def test_accuracy_can_be_the_score():
   evaluator = PlantedEvaluator(6, 3, seed=5)
   chosen = dataclasses.replace(SelectSettings(), score="accuracy")
-  search = stages.Search(evaluator, chosen, 9)
+  search = stages.Search(evaluator, chosen, 0.5)
   assert search.objective.full == 1.0 and search.objective.all_local == 0.0
 
 
-@pytest.mark.parametrize("budget", [14, 22])
-def test_a_search_killed_after_any_line_resumes_to_the_same_mask_and_journal(tmp_path, budget):
+@pytest.mark.parametrize(
+  ("recipe", "budget"), [(stages, 14), (stages, 22), (gates, 14), (gates, 30)]
+)
+def test_a_search_killed_after_any_line_resumes_to_the_same_mask_and_journal(
+  tmp_path, recipe, budget
+):
   """On a real (tiny) model, with a budget that ends the search early."""
   chosen = SelectSettings(ratio=0.5, budget=budget)
   params, prompts = tiny_params(), tiny_prompts(contexts=4)
@@ -148,9 +162,9 @@ def test_a_search_killed_after_any_line_resumes_to_the_same_mask_and_journal(tmp
   def search(resume):
     journal = Journal(tmp_path / "journal.jsonl", {}, resume)
     evaluator = Evaluator(CONFIG, params, prompts, 6, journal=journal)
-    found = stages.Search(evaluator, chosen, 6)
-    assigned = stages.assign_ratios(found, stages.layer_importance(found))
-    mask, _ = stages.select_heads(found, assigned)
+    found = stages.Search(evaluator, chosen, 0.5)
+    assigned = recipe.assign_ratios(found, recipe.layer_importance(found))
+    mask = recipe.select_heads(found, assigned)
     journal.close()
     return mask.tolist(), evaluator.cost, (tmp_path / "journal.jsonl").read_text()
 

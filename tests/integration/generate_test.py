@@ -81,7 +81,7 @@ def test_several_prompts_and_chat(model, direct, capsys):
   ("flags", "named"),
   [
     ([], "--prompt"),
-    (["--prompt", ""], "--prompt : is empty"),
+    (["--prompt", ""], "--prompt: is empty"),
     (["--prompt", "a", "-f", "b.txt"], "one of the two"),
     (["-f", "nowhere.txt"], "--file nowhere.txt"),
     (["--prompt", "green " * 600], "leaves no room in this model's context of 512"),

@@ -14,8 +14,8 @@ from models.transformer import Transformer
 from models.windows import HeadMask
 
 # What is compiled for a few short texts is quicker in all without optimisation.
-_QUICK = {"xla_backend_optimization_level": 0}
-quick_extend = jax.jit(extend.__wrapped__, static_argnums=0, compiler_options=_QUICK)
+QUICK = {"xla_backend_optimization_level": 0}
+quick_extend = jax.jit(extend.__wrapped__, static_argnums=0, compiler_options=QUICK)
 
 
 class Cached:
@@ -64,7 +64,7 @@ class Cached:
 
 @functools.cache
 def _forward(config: ModelConfig, sinks: int):
-  return jax.jit(Transformer(config, sinks, "reference").apply, compiler_options=_QUICK)
+  return jax.jit(Transformer(config, sinks, "reference").apply, compiler_options=QUICK)
 
 
 def forward(config, params, mask: HeadMask, window, sinks, ids_BxT) -> np.ndarray:

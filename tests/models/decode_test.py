@@ -13,7 +13,7 @@ from models import decode
 from models.config import ModelConfig, RopeScaling
 from models.transformer import Transformer
 from models.windows import HeadMask
-from tests.models.cached import Cached, forward
+from tests.models.cached import QUICK, Cached, forward
 
 W = 6
 LENGTHS = (W - 1, W, W + 1, 2 * W, 3 * W + 5)
@@ -21,7 +21,7 @@ LONGEST = LENGTHS[-1]
 CAPACITY = 40  # one for all, so that tests share what is compiled
 CONFIG = ModelConfig(
   vocab_size=53,
-  num_layers=3,
+  num_layers=2,
   model_dim=24,
   num_heads=6,
   num_groups=3,
@@ -33,14 +33,14 @@ CONFIG = ModelConfig(
   nope_layers=(1,),
   rope_scaling=RopeScaling("yarn", 4.0, 16, attention_factor=1.14),
 )
-MASK = HeadMask([[1, 0, 1], [1, 1, 1], [0, 1, 0]])  # mixed, all local, and a group that moves
-FULL_LAYER = HeadMask([[0, 0, 0], [1, 0, 1], [1, 1, 1]])
+MASK = HeadMask([[1, 0, 1], [1, 1, 1]])  # a full group among local ones, and a layer without
+NO_LOCAL_LAYER = HeadMask([[0, 0, 0], [1, 1, 0]])
 
 
 def random_params(config: ModelConfig, seed: int = 0):
   windows = jnp.zeros((config.num_layers, config.num_heads), jnp.int32)
-  tokens = jnp.zeros((1, 4), jnp.int32)
-  params = Transformer(config).init(jax.random.key(seed), tokens, windows)["params"]
+  init = jax.jit(Transformer(config).init, compiler_options=QUICK)
+  params = init(jax.random.key(seed), jnp.zeros((1, 4), jnp.int32), windows)["params"]
   rng = np.random.default_rng(seed)  # biases and norms differ too; attention is sharp
   return jax.tree.map(
     lambda p: 2 * p + rng.normal(0, 0.2, p.shape).astype(p.dtype) if p.ndim > 1 else p, params
@@ -78,16 +78,14 @@ def test_prompt_and_decoding_equal_the_full_pass(params, sinks):
 def test_the_comparison_can_fail(params):
   ids = random_ids(1, 2 * W)
   want = forward(CONFIG, params, MASK, W, 0, ids)[0, -1]
-  for wrong in ((W - 1, 0), (W + 1, 0), (W, 4)):
+  for wrong in ((W - 1, 0), (W + 1, 0)):
     assert (
       np.abs(Cached(CONFIG, params, MASK, *wrong, 1, CAPACITY).prompt([ids[0]], 3)[0] - want).max()
       > 1e-2
     )
 
 
-@pytest.mark.parametrize(
-  "mask", [FULL_LAYER, HeadMask(np.zeros((3, 3))), HeadMask(np.ones((3, 3)))]
-)
+@pytest.mark.parametrize("mask", [NO_LOCAL_LAYER, HeadMask(np.zeros((2, 3)))])
 def test_layers_without_full_or_local_groups(params, mask):
   ids = random_ids(1, 20)
   want = forward(CONFIG, params, mask, W, 4, ids)[0]
@@ -174,7 +172,7 @@ def test_mixed_groups_never_exchange_windows(params):
   stood in the checkpoint: only the heads of full groups change."""
   position, ids = 3, random_ids(1, 20)
   other = ids.copy()
-  other[0, position] += 1
+  other[0, position] = (other[0, position] + 1) % CONFIG.vocab_size
   config = dataclasses.replace(CONFIG, num_layers=1, nope_layers=())
   R, D = CONFIG.heads_per_group, CONFIG.head_dim
   for row in ([1, 0, 1], [0, 1, 1], [1, 1, 0]):
@@ -200,7 +198,7 @@ def test_mixed_groups_never_exchange_windows(params):
 def test_one_trace_for_chunks_and_one_for_decoding(params):
   model = Cached(CONFIG, params, MASK, W, 0, 2, 60)
   traced = chex.assert_max_traces(decode.extend.__wrapped__, n=2)
-  step = jax.jit(traced, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
+  step = jax.jit(traced, static_argnums=0, compiler_options=QUICK)
   cache, logits = model.cache, model.logits
   for chunk in (8, 8, 8, 1, 1, 1, 1, 8):
     for counts in ([chunk, chunk], [chunk, 0]):
@@ -217,7 +215,7 @@ def test_one_trace_for_chunks_and_one_for_decoding(params):
 def test_buffers_are_reused(params):
   """The step's own promise to the runtime: every cache buffer is the output's, and little is
   allocated beside them."""
-  model = Cached(CONFIG, params, MASK, W, 0, 1, 4096)
+  model = Cached(CONFIG, params, MASK, W, 0, 1, 16384)
   tokens, one = jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)
   compiled = decode.extend.lower(
     model.spec, model.params, model.cache, model.logits, tokens, one

@@ -5,35 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bosch_jax.solvers import EnumerateSolver, RandomSolver, SwapSolver, bits
-
-
-def run(solver, loss, budget):
-  """Asks and tells until nothing is left or the budget is spent; returns the candidates tried."""
-  tried = []
-  while len(tried) < budget and (candidates := solver.ask()):
-    tried += candidates
-    solver.tell(candidates, np.array([loss(c) for c in candidates]))
-  return tried
-
-
-def planted(n, seed, interaction=1.0):
-  """A quadratic objective over bits: linear costs and random pair interactions."""
-  rng = np.random.default_rng(seed)
-  linear = rng.exponential(size=n)
-  pairs = interaction * np.triu(rng.normal(size=(n, n)) * (rng.random((n, n)) < 0.1), 1)
-  return linear, lambda x: float(linear @ x + x @ pairs @ x)
-
-
-@given(st.integers(1, 6), st.data())
-def test_enumeration_is_complete_and_finds_the_best(size, data):
-  ones = data.draw(st.integers(0, size))
-  _, loss = planted(size, seed=size)
-  solver = EnumerateSolver(size, ones)
-  tried = run(solver, loss, 10**6)
-  everything = [bits(size, c) for c in itertools.combinations(range(size), ones)]
-  assert len(tried) == len(everything) and all(c.sum() == ones for c in tried)
-  assert solver.best_loss == min(loss(c) for c in everything)
+from bosch_jax.solvers import SwapSolver, bits
+from tests.bosch_jax.solvers.planted import planted, run
 
 
 @settings(deadline=None, max_examples=30)
@@ -88,13 +61,6 @@ def test_swaps_end_in_a_local_optimum_when_nothing_is_left():
 def test_patience_stops_a_solver_that_does_not_improve():
   solver = SwapSolver(bits(8, range(4)), 0.0, np.zeros(8), batch=4, patience=8)
   assert len(run(solver, lambda x: 1.0, 10**6)) == 8
-
-
-def test_random_draws_are_seeded_exact_and_end_when_all_are_seen():
-  a, b = RandomSolver(6, 3, seed=5), RandomSolver(6, 3, seed=5)
-  tried, again = run(a, np.sum, 10**6), run(b, np.sum, 10**6)
-  assert len(tried) == 20 == len({c.tobytes() for c in tried})
-  np.testing.assert_array_equal(tried, again)
 
 
 @pytest.mark.parametrize(("size", "ones"), [(4, 0), (4, 4)])
