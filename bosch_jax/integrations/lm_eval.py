@@ -43,7 +43,9 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _KNOWN = ("do_sample", "until", "max_gen_toks", *_SAMPLING)
 _log = logging.getLogger(__name__)
 
-Request = tuple[tuple[str, str] | None, list[int], list[int]]  # texts, context ids, continuation ids
+Request = tuple[
+  tuple[str, str] | None, list[int], list[int]
+]  # texts, context ids, continuation ids
 
 
 @register_model("bosch")
@@ -119,9 +121,7 @@ class HybridLM(TemplateLM):
   def tokenizer_name(self) -> str:
     return self.loaded.name.replace("/", "__")
 
-  def tok_encode(
-    self, string: str, add_special_tokens: bool | None = None, **kwargs
-  ) -> list[int]:
+  def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
     tokenizer = self.loaded.tokenizer
     if add_special_tokens is None:
       add_special_tokens = not string.startswith(tokenizer.decode([self.prefix_token_id]))
@@ -159,7 +159,9 @@ class HybridLM(TemplateLM):
     ]
     for ids, count in rows:
       if not 0 < count < len(ids):
-        raise ValueError(f"a continuation of {count} tokens in {len(ids)}: nothing to predict it by")
+        raise ValueError(
+          f"a continuation of {count} tokens in {len(ids)}: nothing to predict it by"
+        )
     results: list[tuple[float, bool]] = [(0.0, False)] * len(rows)
     for batch in self._batches([len(ids) + count for ids, count in rows]):
       for i, result in zip(batch, self._score([rows[i] for i in batch]), strict=True):
