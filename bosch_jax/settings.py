@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from bosch_jax import runs
+from bosch_jax import runs, solvers
 from bosch_jax.device_options import DeviceOptions
 from models.config import ModelConfig
 from models.errors import InputError
@@ -41,6 +41,8 @@ class SearchOptions:
   """Contexts that gates are trained on besides the calibration contexts."""
   confidence: float = 1.5
   """Paired standard errors that an exchange must win by (recipe default)."""
+  solver: Literal["swap", "random", "nomad", "nevergrad"] = "swap"
+  """What proposes masks in stage 3; the last two are optional packages."""
   alpha: float = 1.0
   """Weight of the penalty for missing the ratio."""
   layer_budget: int = 16
@@ -72,7 +74,6 @@ class SearchOptions:
     for field in (
       "gate_share",
       "gate_first",
-      "flip_share",
       "screen",
       "assign_share",
       "assign_budget",
@@ -200,9 +201,10 @@ class SelectSettings:
     """What can only be checked once the model is known.
 
     Raises:
-      InputError: context beyond the model's, a ratio that no number of groups reaches, or a budget
-        below what the anchors and stage 1 cost.
+      InputError: a solver that is not installed, a context beyond the model's, a ratio that no number
+        of groups reaches, or a budget below what the anchors and stage 1 cost.
     """
+    solvers.require(self.search.solver)
     if self.context > config.context:
       raise InputError(
         "--context",

@@ -12,7 +12,7 @@ import numpy as np
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.objective import Objective
 from bosch_jax.settings import SelectSettings
-from bosch_jax.solvers import SwapSolver, bits
+from bosch_jax.solvers import bits, make_solver
 from models.windows import num_local_for
 
 STAGES = (
@@ -260,26 +260,28 @@ def layer_groups(counts_L: np.ndarray, G: int, most_bits: int) -> list[np.ndarra
 def optimise(
   search: Search, z, layers, cost_LxG, classes, patience, confidence: float = 0.0
 ) -> np.ndarray:
-  """Swaps on some layers of z until the solver is done or the budget is spent.
+  """Runs `--solver` on some layers of z until it is done or the budget is spent.
 
   Args:
     z: bool `[L, G]`, the incumbent.
     layers: int, the layers whose bits may change.
     cost_LxG: first guess of what each group costs.
-    classes, patience: see `SwapSolver`.
+    classes, patience: see `make_solver`.
     confidence: see `Search.race`.
 
   Returns:
     The best mask found.
   """
   options = search.settings.search
-  solver = SwapSolver(
+  solver = make_solver(
+    options.solver,
     z[layers].ravel(),
     search.loss([z])[0],
     cost_LxG[layers].ravel(),
     classes=classes,
     batch=options.swap_batch,
     patience=patience,
+    seed=search.settings.seed,
   )
   search.evaluator.rebase(z)
   search.note_best(z)

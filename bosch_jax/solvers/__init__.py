@@ -7,7 +7,7 @@ construction: the number of ones in every class of variables (a layer, or all of
 
 from bosch_jax.solvers.base import Solver, bits
 from bosch_jax.solvers.enumeration import EnumerateSolver
-from bosch_jax.solvers.factory import SOLVERS, make_solver
+from bosch_jax.solvers.factory import SOLVERS, make_solver, require
 from bosch_jax.solvers.gates import GatesSolver
 from bosch_jax.solvers.lazy import LazySolver
 from bosch_jax.solvers.nevergrad import NevergradSolver
@@ -29,4 +29,5 @@ __all__ = [
   "SwapSolver",
   "bits",
   "make_solver",
+  "require",
 ]

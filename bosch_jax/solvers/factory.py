@@ -1,5 +1,7 @@
 """Solvers by name."""
 
+import importlib.util
+
 import numpy as np
 
 from bosch_jax.solvers.base import Solver
@@ -14,6 +16,19 @@ from bosch_jax.solvers.uniform import RandomSolver
 from models.errors import InputError
 
 SOLVERS = ("enumerate", "swap", "lazy", "gates", "random", "nomad", "nevergrad")
+PACKAGES = {"nomad": "PyNomad", "nevergrad": "nevergrad"}
+
+
+def require(name: str) -> None:
+  """Checks that the package of a solver is there.
+
+  Raises:
+    InputError: it is not; says how to install it.
+  """
+  if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None:
+    raise InputError(
+      "--solver", name, "is an optional package; pip install -r requirements-solvers.txt"
+    )
 
 
 def make_solver(
@@ -50,6 +65,7 @@ def make_solver(
   Raises:
     InputError: no such solver, or its package is missing.
   """
+  require(name)
   start = np.asarray(start, bool)
   space = Space.like(start, classes)
   labels = np.zeros(len(start), int) if classes is None else np.asarray(classes)
@@ -70,6 +86,6 @@ def make_solver(
   elif name == "gates":
     solver = GatesSolver(space, steps=max(1, budget - 2))
   else:
-    raise InputError("solver", name, f"is not known; use one of: {', '.join(SOLVERS)}")
+    raise InputError("--solver", name, f"is not known; use one of: {', '.join(SOLVERS)}")
   solver.tell([start], [start_loss])
   return solver

@@ -1,7 +1,6 @@
 """Optimisers of nevergrad, an optional extra."""
 
 import functools
-import importlib.util
 
 import numpy as np
 
@@ -20,7 +19,7 @@ class NevergradSolver(KeySolver):
     optimizer: name in nevergrad's registry.
 
   Raises:
-    InputError: nevergrad is not installed, or has no such optimiser.
+    InputError: nevergrad has no such optimiser.
   """
 
   def __init__(
@@ -36,10 +35,6 @@ class NevergradSolver(KeySolver):
     budget: int = 200,
     optimizer: str = "DiscreteLenglerOnePlusOne",
   ):
-    if importlib.util.find_spec("nevergrad") is None:
-      raise InputError(
-        "solver", "nevergrad", "is not installed; pip install -r requirements-solvers.txt"
-      )
     import nevergrad
 
     if optimizer not in nevergrad.optimizers.registry:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib.util
 import json
 import os
 import pathlib
@@ -14,7 +13,6 @@ import weakref
 import numpy as np
 
 from bosch_jax.solvers.keys import KeySolver, first_keys
-from models.errors import InputError
 
 WORKER = pathlib.Path(__file__).with_name("nomad_worker.py")
 
@@ -34,7 +32,6 @@ class NomadSolver(KeySolver):
     seed: of NOMAD; the same seed and batch propose the same candidates.
 
   Raises:
-    InputError: PyNomadBBO is not installed.
     RuntimeError: NOMAD crashed (from `ask` or `tell`).
   """
 
@@ -49,10 +46,6 @@ class NomadSolver(KeySolver):
     patience: int | None = None,
     seed: int = 1,
   ):
-    if importlib.util.find_spec("PyNomad") is None:
-      raise InputError(
-        "solver", "nomad", "needs PyNomadBBO; pip install -r requirements-solvers.txt"
-      )
     super().__init__(start, start_loss, classes=classes, batch=batch, patience=patience)
     self._block: list[list[float]] = []  # keys NOMAD waits for
     self._handed = 0

@@ -113,9 +113,9 @@ def test_what_depends_on_the_model_is_checked():
       SelectSettings(ratio=ratio).check_model(wide)
   for ratio in (0, 1, 0.5, 1 / 12):
     SelectSettings(ratio=ratio).check_model(wide)
-  with pytest.raises(InputError, match=r"--budget 4: is less than .* use 10 or more"):
+  with pytest.raises(InputError, match=r"--budget 4: is less than .* use 7 or more"):
     SelectSettings(budget=4).check_model(wide)
-  SelectSettings(budget=10).check_model(wide)
+  SelectSettings(budget=7).check_model(wide)
 
 
 def test_the_default_folder_tells_settings_apart():

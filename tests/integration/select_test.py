@@ -202,7 +202,7 @@ def test_all_full_and_all_local_need_no_search(model, tmp_path, ratio):
   [
     "--dtype bfloat16",
     "--recipe paper --score accuracy --budget 40",
-    "--recipe probes",
+    "--recipe probes --solver nevergrad",
     "--task single --haystack essay --sinks 2 --seed 7",
   ],
 )

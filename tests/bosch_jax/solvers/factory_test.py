@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bosch_jax.solvers import SOLVERS, Space, make_solver
+from bosch_jax.solvers.factory import PACKAGES
 from models.errors import InputError
 from tests.bosch_jax.solvers.planted import planted, relaxed, run, train
 
-PACKAGES = {"nomad": "PyNomad", "nevergrad": "nevergrad"}
 EXAMPLES = {"nomad": 4, "nevergrad": 8}
 
 
