@@ -283,7 +283,7 @@ class Options:
       )
     self.until = [text for text in known["until"] if text]
     self.max_tokens = int(known["max_gen_toks"])
-    # As in Hugging Face: without sampling, its parameters mean nothing.
+    # Without sampling, its parameters mean nothing; a temperature alone asks for it.
     drawn = {k: known[k] for k in _SAMPLING if k in known} if known.get("do_sample") else {}
     self.sampling = Sampling(**{"temperature": 1.0, **drawn} if drawn else {})
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import yaml
 from tokenizers.processors import TemplateProcessing
 
-from bosch_jax import niah
+from bosch_jax import cli, niah
 from models import registry
 from models.config import ModelConfig
 from models.errors import InputError
@@ -197,9 +198,10 @@ def test_an_assistant_message_is_continued(folder):
   assert model.chat_template(True) == TEMPLATE and model.chat_template(False) is None
 
 
-def test_sampling_options_are_read_as_hugging_face_reads_them():
+def test_sampling_options_are_read_as_lm_eval_reads_them():
   assert Options({"do_sample": False, "temperature": 0.7}, 9).sampling.temperature == 0
-  assert Options({"temperature": 0.7}, 9).sampling.temperature == 0
+  assert Options({"temperature": 0.7}, 9).sampling.temperature == 0.7
+  assert Options({}, 9).sampling.temperature == 0
   drawn = Options({"do_sample": True, "temperature": 0.7, "top_p": 0.9}, 9).sampling
   assert (drawn.temperature, drawn.top_p) == (0.7, 0.9)
   options = Options({"until": "\n", "max_new_tokens": 3}, 9)
@@ -220,3 +222,40 @@ def test_sampling_options_are_read_as_hugging_face_reads_them():
 def test_bad_input_is_named(folder, arguments, named):
   with pytest.raises(InputError, match=named):
     HybridLM(str(folder), **arguments)
+
+
+def test_the_command_prints_and_writes_what_lm_eval_found(folder, mask, tasks, tmp_path, capsys):
+  out = tmp_path / "results.json"
+  arguments = ["lm-eval", "--model", str(folder), "--include", str(tasks[0]), "--tasks", "choice"]
+  assert cli.main([*arguments, "--mask", str(mask), "--limit", "4", "--out", str(out)]) == 0
+  assert "choice" in (printed := capsys.readouterr().out) and "acc" in printed
+  record = json.loads(out.read_text())
+  assert len(record["samples"]["choice"]) == 4
+  assert cli.main([*arguments, "--tasks", "nothing_like_this"]) == 2
+  err = capsys.readouterr().err
+  assert "--tasks nothing_like_this" in err
+
+
+@pytest.mark.parametrize(
+  ("flags", "named"),
+  [
+    ("", "--tasks"),
+    ("--tasks choice --batch 0", "--batch 0"),
+    ("--tasks choice --window 5", "--window 5"),
+    ("--tasks choice --include nowhere", "--include nowhere"),
+    ("--tasks choice --metadata [1]", "--metadata [1]"),
+    ("--tasks choice --out nowhere/x.json", "--out nowhere/x.json"),
+  ],
+)
+def test_bad_flags_are_one_sentence(flags, named, capsys):
+  assert cli.main(["lm-eval", *flags.split()]) == 2
+  assert named in (err := capsys.readouterr().err) and len(err.splitlines()) == 1
+
+
+def test_without_lm_eval_the_remedy_is_named(monkeypatch, capsys):
+  for name in [n for n in sys.modules if n.partition(".")[0] == "lm_eval"]:
+    monkeypatch.delitem(sys.modules, name)
+  monkeypatch.setitem(sys.modules, "lm_eval", None)
+  monkeypatch.delitem(sys.modules, "bosch_jax.integrations.lm_eval")
+  assert cli.main(["lm-eval", "--tasks", "gsm8k"]) == 2
+  assert "pip install -r requirements-eval.txt" in capsys.readouterr().err
