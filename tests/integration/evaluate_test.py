@@ -89,17 +89,17 @@ def test_a_killed_run_resumes_to_the_same_figures_and_answers_nothing_twice(
   folder = tmp_path / "b"
   flags = ("evaluate", "--model", model, "--mask", *masks, *SMALL, "--out", folder)
   process = start(*flags)
-  deadline = time.monotonic() + 120
+  deadline = time.monotonic() + 280
   while time.monotonic() < deadline and process.poll() is None:
     journal = folder / "journal.jsonl"
-    if journal.exists() and journal.read_bytes().count(b"\n") > 5:
+    if journal.exists() and journal.read_bytes().count(b"\n") > 3:
       break
     time.sleep(0.02)
   process.send_signal(how)
   _, _, err = finish(process)
   assert "Traceback" not in err and not (folder / "evaluate.json").exists()
   before = (folder / "journal.jsonl").read_text().splitlines()
-  assert 5 < len(before) < 25
+  assert 3 < len(before) < 25
   code, _, err = run(*flags, "--resume")
   assert code == 0, err
   after = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()[1:]]
