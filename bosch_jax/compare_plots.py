@@ -1,5 +1,6 @@
 """The pictures of a comparison: cost against quality, all masks, distances between masks."""
 
+import itertools
 import pathlib
 
 import numpy as np
@@ -45,6 +46,9 @@ def cost(plt, result: dict):
     panel.axhline(result["anchors"]["full"]["nll"], color="black", linewidth=1, linestyle=":")
     panel.set_xscale("log")
     panel.set_yscale("log")
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter("{x:g}")
+    panel.tick_params(which="both", labelsize=8)
     panel.set_title(f"{ratio:g} local", fontsize=10)
     panel.set_xlabel("full passes, all ratios")
   panels[0][0].set_ylabel("held-out answer NLL (dotted: full attention)")
@@ -90,18 +94,21 @@ def masks(plt, result: dict):
 
 
 def jaccard(plt, result: dict):
-  """A panel per ratio: distances between the methods' masks."""
+  """A panel per ratio, two in a row: distances between the methods' masks."""
   ratios, methods = result["ratios"], result["methods"]
-  size = 1.2 + 0.34 * len(methods)
+  columns, size = min(2, len(ratios)), 1.4 + 0.25 * len(methods)
+  rows = -(-len(ratios) // columns)
   figure, panels = plt.subplots(
-    1, len(ratios), squeeze=False, sharey=True, figsize=(1.4 + size * len(ratios), size + 1),
-    layout="constrained",
-  )  # fmt: skip
+    rows, columns, squeeze=False, figsize=(1.6 + size * columns, size * rows), layout="constrained"
+  )
   names = [title(method) for method in methods]
-  for panel, ratio in zip(panels[0], ratios, strict=True):
+  for panel, ratio in itertools.zip_longest(panels.flat, ratios):
+    if ratio is None:
+      panel.axis("off")
+      continue
     image = panel.imshow(result["jaccard"][f"{ratio:g}"], vmin=0, vmax=1, cmap="viridis")
     panel.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+    panel.set_yticks(range(len(names)), names, fontsize=7)
     panel.set_title(f"{ratio:g} local", fontsize=10)
-  panels[0][0].set_yticks(range(len(names)), names, fontsize=7)
-  figure.colorbar(image, ax=panels[0].tolist(), label="Jaccard distance", shrink=0.7)
+  figure.colorbar(image, ax=panels.ravel().tolist(), label="Jaccard distance", shrink=0.6)
   return figure
