@@ -147,7 +147,7 @@ class Torch:
 
   def __init__(self, model, config, options: Options, context: int, kind: str):
     self.model, self.config, self.options, self.context = model, config, options, context
-    self.kind, self.name = kind, f"torch, {kind} cache"
+    self.kind, self.name = kind, f"torch, {kind}"
     self.kv_bytes = config.kv_bytes(context, 4) * options.batch
 
   def _filled(self):
@@ -181,7 +181,7 @@ class Torch:
     self.model.generate(
       ids,
       attention_mask=torch.ones_like(ids),
-      past_key_values=cache,
+      cache=cache,
       max_new_tokens=self.options.tokens - 1,
       min_new_tokens=self.options.tokens - 1,
       do_sample=False,
@@ -245,11 +245,10 @@ def measure(options: Options, progress: Callable[[str], None] = lambda text: Non
 def table(records: list[dict], options: Options) -> Table:
   result = Table(
     title=f"Decoding {options.model} on {jax.default_backend()}: batch {options.batch}, window {options.window}, "
-    f"float32; speed-up over ours with full attention",
+    f"float32; per step; speed over ours, full; chunk = MiB to read {options.chunk} tokens of a prompt",
   )
   for column in (
-    "context", "contender", "KV cache", "share", "ms/token", "CPU ms", "tokens/s", "speed-up",
-    "CPU speed-up", f"prompt MiB (chunk {options.chunk})",
+    "tokens", "contender", "KV cache", "share", "ms", "CPU ms", "tok/s", "speed", "CPU speed", "chunk",
   ):  # fmt: skip
     result.add_column(column, justify="left" if column == "contender" else "right")
   for i, r in enumerate(records):

@@ -38,8 +38,8 @@ class ExportSettings:
   """native: no custom code, for masks of whole layers only; custom: with the torch module; auto: native
   where that is possible."""
   permute: bool = True
-  """Keep the groups of each layer in their order. Otherwise the full ones come first, so that torch
-  slices groups instead of gathering them."""
+  """Put the full groups of each layer first, so that torch slices groups instead of gathering them;
+  --no-permute keeps the model's own order."""
   dtype: Literal["auto", "float32", "bfloat16"] = "auto"
   """Number format of the weights. auto: as stored; float32 from a .gguf file."""
 

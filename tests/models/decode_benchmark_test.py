@@ -26,7 +26,7 @@ def test_small_run(tmp_path):
   )
   records = main(options)
   assert json.loads((tmp_path / "out" / "decode.json").read_text())["records"] == records
-  names = ["ours, full", "ours, 50% local", "torch, dynamic cache", "torch, static cache"]
+  names = ["ours, full", "ours, 50% local", "torch, dynamic", "torch, static"]
   assert [(r["context"], r["contender"]) for r in records] == [
     (context, name) for context in (40, 64) for name in names
   ]
