@@ -17,6 +17,9 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
 
   python run.py select                 find which heads can become local (a few minutes on a CPU)
   python run.py select --ratio 0.75    the same with three quarters of the head groups local
+  python run.py evaluate --mask M      measure masks on the needle tasks, by generation
+  python run.py compare                all methods at all ratios: tables, plots, one report
+  python run.py lm-eval --tasks gsm8k  tasks of lm-eval on a model, whole or with a mask
   python run.py models                 which model families can be run, and how each was verified
   python run.py info --model X         a model's layers, head groups, parameters and cache
   python run.py bench search           what scoring a mask costs, against plain loops in JAX and torch
@@ -34,6 +37,12 @@ A run writes runs/<name>/ with the mask, the figures, a picture and a report; RE
 COMMANDS = {
   "select": ("bosch_jax.settings:SelectSettings", "bosch_jax.select:select"),
   "generate": ("bosch_jax.generate:GenerateSettings", "bosch_jax.generate:generate"),
+  "evaluate": ("bosch_jax.evaluate_settings:EvaluateSettings", "bosch_jax.evaluate:evaluate"),
+  "compare": ("bosch_jax.compare_settings:CompareSettings", "bosch_jax.compare:compare"),
+  "lm-eval": (
+    "bosch_jax.integrations.lm_eval_command:LmEvalSettings",
+    "bosch_jax.integrations.lm_eval_command:lm_eval_command",
+  ),
   "models": ("bosch_jax.info:ModelsSettings", "bosch_jax.info:models_command"),
   "info": ("bosch_jax.info:InfoSettings", "bosch_jax.info:info_command"),
   "export": ("bosch_jax.export:ExportSettings", "bosch_jax.export:export_command"),

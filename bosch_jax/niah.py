@@ -93,7 +93,12 @@ def make_niah(
     pairs = draw_needles(rng, split, needles)
     depths = [rng.random() for _ in pairs]
     filler = Filler(tokenizer, haystack, rng.random())
-    rows.append(Context(tokenizer, filler, pairs, depths, questions, style, window))
+    texts = [NEEDLE.format(key=key, value=value) for key, value in pairs]
+    asked = [
+      Question(QUESTION.format(key=key), LEADS[style].format(key=key), value)
+      for key, value in pairs[:questions]
+    ]
+    rows.append(Context(tokenizer, filler, INTRO, texts, depths, asked, window))
   least = max(row.least_length for row in rows)
   if least > context:
     raise InputError(
@@ -104,7 +109,9 @@ def make_niah(
     )
   filled = [row.fill(context) for row in rows]
   return prompts.pack(
-    [row.haystack for row in filled], [row.pairs for row in filled], [row.depths for row in filled]
+    [row.haystack for row in filled],
+    [row.pairs for row in filled],
+    [row.depths[:questions] for row in filled],
   )
 
 
@@ -227,7 +234,7 @@ class Row:
   Attributes:
     haystack: ids of everything that the questions share.
     pairs: for each question, its ids and its answer's.
-    depths: where each question's needle starts, as a share of the haystack's tokens.
+    depths: where each needle starts, as a share of the haystack's tokens.
     last_needle: index of the last token of any needle.
   """
 
@@ -242,14 +249,31 @@ class Row:
     return len(self.haystack) + max(len(question) + len(answer) for question, answer in self.pairs)
 
 
+@dataclasses.dataclass(frozen=True)
+class Question:
+  """What is asked about a context.
+
+  Attributes:
+    text: the question, which ends the user's turn.
+    lead: how the assistant's turn begins.
+    answer: what follows it, behind a space.
+  """
+
+  text: str
+  lead: str
+  answer: str
+
+
 class Context:
   """One context with its needles drawn, whose haystack can still be of any length.
 
   Args:
-    tokenizer, questions, style, window: see `make_niah`.
+    tokenizer, window: see `make_niah`.
     filler: the text around the needles.
-    needles: pairs (key, value); the first `questions` of them are asked for, in that order.
+    intro: begins the user's turn.
+    needles: the sentences to hide.
     depths: for each needle in [0, 1), where among the places allowed it stands.
+    questions: what is asked, each of the same context.
 
   Attributes:
     least_length: tokens of the shortest prompt that keeps all needles out of the window.
@@ -259,17 +283,16 @@ class Context:
     self,
     tokenizer: "Tokenizer",
     filler: Filler,
-    needles: Sequence[tuple[str, str]],
+    intro: str,
+    needles: Sequence[str],
     depths: Sequence[float],
-    questions: int,
-    style: str,
+    questions: Sequence[Question],
     window: int,
   ):
-    self._tokenizer, self._filler, self._window, self._style = tokenizer, filler, window, style
+    self._tokenizer, self._filler, self._window = tokenizer, filler, window
     self._order = sorted(range(len(needles)), key=depths.__getitem__)
-    self._needles = [NEEDLE.format(key=key, value=value) for key, value in needles]
-    self._depths = depths
-    self._asked = needles[:questions]
+    self._intro, self._needles, self._depths = intro, needles, depths
+    self._questions = questions
     self._least_units = filler.most_units(max(0, window - 2))
     while not self._outside(row := self._row(self._least_units, 0)):
       self._least_units += 1
@@ -317,12 +340,12 @@ class Context:
     body = " ".join([*items, *pieces[done:]])
 
     encode, prompt = self._tokenizer.encode, self._prompt
-    texts = [(prompt(body, key), f"{prompt(body, key)} {value}") for key, value in self._asked]
+    texts = [(prompt(body, q), f"{prompt(body, q)} {q.answer}") for q in self._questions]
     wholes = [encode(whole) for _, whole in texts]
     # Where the ids of a part depart from those of the whole is the one cut that is right for every
     # tokenizer: a token that spans the cut falls to the later part.
     first = texts[0][0]
-    prefix = encode(first[: first.rindex(QUESTION.format(key=self._asked[0][0]))])
+    prefix = encode(first[: first.rindex(self._questions[0].text)])
     shared = min(common(prefix, whole) for whole in wholes)
     asked = [common(encode(text), whole) for (text, _), whole in zip(texts, wholes, strict=True)]
     offset = first.index(body)
@@ -331,15 +354,14 @@ class Context:
     return Row(
       haystack=wholes[0][:shared],
       pairs=[(ids[shared:cut], ids[cut:]) for ids, cut in zip(wholes, asked, strict=True)],
-      depths=[depths[self._order.index(i)] for i in range(len(self._asked))],
+      depths=[depths[self._order.index(i)] for i in range(len(self._needles))],
       last_needle=min(common(reached, wholes[0]), len(reached) - 1),
     )
 
-  def _prompt(self, body: str, key: str) -> str:
+  def _prompt(self, body: str, question: Question) -> str:
     """The text up to, and without, the answer's space."""
-    content = f"{INTRO}\n{body}\n{QUESTION.format(key=key)}"
-    lead = LEADS[self._style].format(key=key)
-    return self._tokenizer.chat([{"role": "user", "content": content}], lead=lead)
+    content = f"{self._intro}\n{body}\n{question.text}"
+    return self._tokenizer.chat([{"role": "user", "content": content}], lead=question.lead)
 
 
 def common(part: Sequence[int], whole: Sequence[int]) -> int:

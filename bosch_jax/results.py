@@ -20,8 +20,9 @@ def held_out_scores(
 
   Returns:
     For each mask a dict of full, all_local and mask, with: nll (nats per answer token), exact_match
-    (share of questions), their standard errors over contexts, and n, the number of questions; and
-    the cost of all in full passes over the held-out set.
+    (share of questions), their standard errors over contexts, n, the number of questions, and
+    by_context, both means of every context, for paired differences; and the cost of all in full
+    passes over the held-out set.
   """
   evaluator = Evaluator(
     loaded.config, loaded.params, held_out, settings.window, sinks=settings.sinks, mesh=mesh
@@ -34,6 +35,7 @@ def held_out_scores(
     row = {"n": nll.size}
     for field, values in (("nll", nll), ("exact_match", exact)):
       row[field], row[f"{field}_se"] = mean_and_error(values)
+    row["by_context"] = {"nll": nll.mean(1).tolist(), "exact_match": exact.mean(1).tolist()}
     rows.append(row)
   full, all_local, *rest = rows
   return [{"full": full, "all_local": all_local, "mask": row} for row in rest], evaluator.cost
@@ -128,7 +130,11 @@ def write_one(folder: pathlib.Path, config: ModelConfig, found: Found, result: d
       name: result[name] for name in ("model", "window", "sinks", "target_ratio", "method", "seed")
     },
     scores={
-      name: {k: None if v is None else round(v, 5) for k, v in result["held_out"][name].items()}
+      name: {
+        k: None if v is None else round(v, 5)
+        for k, v in result["held_out"][name].items()
+        if k != "by_context"
+      }
       for name in ("full", "all_local", "mask")
     },
   )

@@ -99,7 +99,7 @@ def as_json(settings: object) -> dict:
   record = dataclasses.asdict(settings)
   for field in NOT_RECORDED:
     record.pop(field, None)
-  return json.loads(json.dumps(record))  # as it is read back: tuples are lists
+  return json.loads(json.dumps(record, default=str))  # as it is read back: tuples are lists
 
 
 def _check_same(folder: pathlib.Path, stored: dict, record: dict) -> None:

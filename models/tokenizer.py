@@ -169,17 +169,27 @@ class Tokenizer:
     """Number of ids this tokenizer makes; a model's embedding may be padded beyond it."""
     return self._backend.get_vocab_size()
 
-  def encode(self, text: str) -> list[int]:
+  @property
+  def template(self) -> str | None:
+    """Jinja source of the chat template, or None."""
+    return self._template
+
+  def encode(self, text: str, special: bool = False) -> list[int]:
     """Token ids of a text.
 
-    Special tokens written in it are recognised; none is added, so that a rendered chat template
-    never begins twice. A byte without a token of its own is dropped, as Hugging Face does.
-    """
-    return self._backend.encode(text, add_special_tokens=False).ids
+    Special tokens written in it are recognised. A byte without a token of its own is dropped, as
+    Hugging Face does.
 
-  def decode(self, ids: Iterable[int]) -> str:
-    """The text of token ids, special tokens included."""
-    return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+    Args:
+      text: the text.
+      special: add what the tokenizer itself puts around a text (often a first token), as Hugging
+        Face does by default. False adds none, so a rendered chat template never begins twice.
+    """
+    return self._backend.encode(text, add_special_tokens=special).ids
+
+  def decode(self, ids: Iterable[int], special: bool = True) -> str:
+    """The text of token ids, with special tokens or without."""
+    return self._backend.decode([int(i) for i in ids], skip_special_tokens=not special)
 
   def stream(self) -> Callable[[int], str]:
     """A function to decode ids one by one: it returns the text that became certain with an id, ""

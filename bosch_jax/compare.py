@@ -1,0 +1,91 @@
+"""`python run.py compare`: many runs of `select`, and what they say together."""
+
+import contextlib
+import io
+import pathlib
+import shutil
+
+from rich.console import Console
+from rich.table import Table
+
+from bosch_jax import compare_html, compare_plots, compare_report, interrupts, runs
+from bosch_jax.compare_settings import CompareSettings
+from bosch_jax.select import select
+from models import registry
+from models.errors import InputError
+from models.windows import write_json
+
+RESULTS = ("compare.json", "compare.md", "report.html", *compare_plots.FILES)
+
+
+def compare(settings: CompareSettings) -> dict:
+  """Runs every cell that is not finished, then writes tables, plots and the report.
+
+  Args:
+    settings: what `python run.py compare` was given.
+
+  Returns:
+    The content of compare.json (see `compare_report.summary`).
+
+  Raises:
+    InputError: anything a user can put right.
+  """
+  if settings.devices.coordinator is not None:
+    raise InputError(
+      "--coordinator", "", "is for one select at a time; run the cells as select commands instead"
+    )
+  folder, claim = settings.folder, {"resume": settings.resume, "force": settings.force}
+  runs.check_folder(folder, settings, **claim)
+  settings.check_model(config := registry.load_config(settings.model))
+  header = {"fingerprint": config.fingerprint, **runs.as_json(settings)}
+  journal = runs.open_run(folder, settings, header, **claim)  # holds the folder for this process
+  if not settings.resume:
+    shutil.rmtree(folder / "cells", ignore_errors=True)
+    for name in RESULTS:
+      (folder / name).unlink(missing_ok=True)
+  console = Console(stderr=True)
+  for number, (method, seed) in enumerate(settings.cells, 1):
+    interrupts.check()
+    run_cell(settings, method, seed, console, f"{number} of {len(settings.cells)}")
+  result = compare_report.summary(settings)
+  write(folder, result)
+  journal.close()
+  shown = Console()
+  for field in ("nll", "exact_match"):
+    header_row, *rows = compare_report.method_rows(result, field)
+    table = Table(title=compare_report.TITLES[field], title_justify="left")
+    for i, name in enumerate(header_row):
+      table.add_column(name, justify="left" if i == 0 else "right")
+    for row in rows:
+      table.add_row(*row)
+    shown.print(table)
+  shown.print(
+    f"written to {folder}/: {', '.join(RESULTS)}", soft_wrap=True, highlight=False, markup=False
+  )
+  return result
+
+
+def run_cell(
+  settings: CompareSettings, method: str, seed: int, console: Console, number: str
+) -> None:
+  """One run of `select`, gone on with if it was stopped; nothing if it is finished.
+
+  Raises:
+    InputError: the cell's folder holds a run with other settings, or what `select` raises.
+  """
+  cell = settings.cell(method, seed)
+  if (cell.folder / "result.json").exists():
+    runs.check_folder(cell.folder, cell, resume=True, force=False)
+    return
+  resumed = settings.cell(method, seed, resume=(cell.folder / runs.JOURNAL).exists())
+  console.print(f"cell {number}: {method}, seed {seed}", highlight=False)
+  with contextlib.redirect_stdout(io.StringIO()):  # its table is in its folder
+    select(resumed)
+
+
+def write(folder: pathlib.Path, result: dict) -> None:
+  """All files; compare.json last, whose presence means: done."""
+  compare_plots.draw(folder, result)
+  (folder / "compare.md").write_text(compare_report.markdown(result), encoding="utf-8")
+  (folder / "report.html").write_text(compare_html.page(folder, result), encoding="utf-8")
+  write_json(folder / "compare.json", result)

@@ -1,0 +1,114 @@
+"""The pictures of a comparison: cost against quality, all masks, distances between masks."""
+
+import itertools
+import pathlib
+
+import numpy as np
+
+from bosch_jax.compare_report import title
+
+FILES = ("cost.png", "masks.png", "jaccard.png")
+_MARKERS = "osD^v<>PX*hp"
+
+
+def draw(folder: pathlib.Path, result: dict) -> None:
+  """Writes `FILES` into the folder."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  import matplotlib.pyplot as plt
+
+  for name, make in zip(FILES, (cost, masks, jaccard), strict=True):
+    figure = make(plt, result)
+    figure.savefig(folder / name, dpi=110)
+    plt.close(figure)
+
+
+def cost(plt, result: dict):
+  """A panel per ratio: held-out NLL over what the run of a method took."""
+  ratios, methods = result["ratios"], result["methods"]
+  figure, panels = plt.subplots(
+    1, len(ratios), squeeze=False, figsize=(1.6 + 3 * len(ratios), 4.2), layout="constrained"
+  )
+  colors = plt.get_cmap("tab20")
+  for panel, ratio in zip(panels[0], ratios, strict=True):
+    for i, method in enumerate(methods):
+      entry = result["table"][method][f"{ratio:g}"]
+      panel.errorbar(
+        max(result["cost"][method]["full_forward_equivalents"], 0.5),
+        entry["nll"],
+        yerr=entry["nll_se"] or 0.0,
+        fmt=_MARKERS[i % len(_MARKERS)],
+        color=colors(i % 20),
+        capsize=2,
+        label=title(method),
+      )
+    panel.axhline(result["anchors"]["full"]["nll"], color="black", linewidth=1, linestyle=":")
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter("{x:g}")
+    panel.tick_params(which="both", labelsize=8)
+    panel.set_title(f"{ratio:g} local", fontsize=10)
+    panel.set_xlabel("full passes, all ratios")
+  panels[0][0].set_ylabel("held-out answer NLL (dotted: full attention)")
+  handles, labels = panels[0][0].get_legend_handles_labels()
+  figure.legend(
+    handles, labels, loc="outside lower center", ncols=min(8, len(labels)), frameon=False
+  )
+  return figure
+
+
+def masks(plt, result: dict):
+  """Methods down, ratios across: the share of seeds in which each group is local."""
+  ratios, methods = result["ratios"], result["methods"]
+  layers, groups = np.shape(result["local"][methods[0]][f"{ratios[0]:g}"])
+  figure, panels = plt.subplots(
+    len(methods),
+    len(ratios),
+    squeeze=False,
+    sharex=True,
+    sharey=True,
+    figsize=(1.5 + 2.2 * len(ratios), 0.8 + len(methods) * max(0.9, 0.05 * groups)),
+    layout="constrained",
+  )
+  for row, method in zip(panels, methods, strict=True):
+    for panel, ratio in zip(row, ratios, strict=True):
+      # Layers run across, so that many methods fit on a page.
+      image = panel.imshow(
+        np.transpose(result["local"][method][f"{ratio:g}"]),
+        vmin=0, vmax=1, cmap="Blues_r", aspect="auto",
+      )  # fmt: skip
+      panel.set_yticks(range(groups) if groups <= 4 else [0, groups - 1])
+      panel.set_xticks(sorted({0, layers // 2, layers - 1}))
+      panel.tick_params(labelsize=7)
+    row[0].set_ylabel(title(method), fontsize=8)
+  for panel, ratio in zip(panels[0], ratios, strict=True):
+    panel.set_title(f"{ratio:g} local", fontsize=10)
+  for panel in panels[-1]:
+    panel.set_xlabel("layer (output right)", fontsize=8)
+  figure.colorbar(
+    image, ax=panels.ravel().tolist(), label="dark: full, light: local", shrink=0.6, aspect=40
+  )
+  return figure
+
+
+def jaccard(plt, result: dict):
+  """A panel per ratio, two in a row: distances between the methods' masks."""
+  ratios, methods = result["ratios"], result["methods"]
+  columns, size = min(2, len(ratios)), 1.4 + 0.25 * len(methods)
+  rows = -(-len(ratios) // columns)
+  figure, panels = plt.subplots(
+    rows, columns, squeeze=False, figsize=(1.6 + size * columns, size * rows), layout="constrained"
+  )
+  names = [title(method) for method in methods]
+  for panel, ratio in itertools.zip_longest(panels.flat, ratios):
+    if ratio is None:
+      panel.axis("off")
+      continue
+    image = panel.imshow(result["jaccard"][f"{ratio:g}"], vmin=0, vmax=1, cmap="viridis")
+    panel.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+    panel.set_yticks(range(len(names)), names, fontsize=7)
+    panel.set_title(f"{ratio:g} local", fontsize=10)
+  figure.colorbar(image, ax=panels.ravel().tolist(), label="Jaccard distance", shrink=0.6)
+  return figure
