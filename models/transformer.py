@@ -17,6 +17,7 @@ With experts, `layers/mlp` is the tree described in `models.moe` instead.
 """
 
 import itertools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -26,6 +27,15 @@ from models.attention import attention
 from models.config import ModelConfig
 from models.moe import MoE
 from models.rope import rope_angles, rotate
+
+
+REMAT = {
+  "none": lambda step: step,
+  "dots": lambda step: jax.checkpoint(
+    step, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+  ),
+  "full": jax.checkpoint,
+}  # what of a layer is computed again in the backward pass: nothing, all but products, everything
 
 
 class RMSNorm(nn.Module):
@@ -43,6 +53,7 @@ class RMSNorm(nn.Module):
 
 class Attention(nn.Module):
   config: ModelConfig
+  attend: Callable = attention
 
   @nn.compact
   def __call__(
@@ -67,7 +78,7 @@ class Attention(nn.Module):
     q_BxTxHxK = rotate(project("q", c.num_heads), cos, sin)
     k_BxTxGxK = rotate(project("k", c.num_groups), cos, sin)
     v_BxTxGxK = project("v", c.num_groups)
-    out_BxTxHxK = attention(
+    out_BxTxHxK = self.attend(
       q_BxTxHxK,
       k_BxTxGxK,
       v_BxTxGxK,
@@ -105,6 +116,7 @@ class Layer(nn.Module):
   sinks: int = 0
   backend: str | None = None
   packed: bool = False
+  attend: Callable = attention
 
   @nn.compact
   def __call__(self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, rotary=None):
@@ -112,7 +124,7 @@ class Layer(nn.Module):
     eps = self.config.norm_eps
     feed_forward = MoE if self.config.num_experts else MLP
     normed = RMSNorm(eps, name="attn_norm")(x_BxTxD)
-    x_BxTxD = x_BxTxD + Attention(self.config, name="attn")(
+    x_BxTxD = x_BxTxD + Attention(self.config, self.attend, name="attn")(
       normed,
       windows_xH,
       positions_BxT,
@@ -140,6 +152,8 @@ class Transformer(nn.Module):
     backend: attention backend; None = the best for the platform (see `models.attention`).
     static_windows: L tuples of H ints, or None for windows at run time.
     packed: a promise about segments, see `models.attention.attention`.
+    attend: `models.attention.attention`, or what `sharded_attention` makes of it for a mesh.
+    remat: what the backward pass of static windows computes again, a key of `REMAT`.
   """
 
   config: ModelConfig
@@ -147,6 +161,8 @@ class Transformer(nn.Module):
   backend: str | None = None
   static_windows: tuple[tuple[int, ...], ...] | None = None
   packed: bool = False
+  attend: Callable = attention
+  remat: str = "none"
 
   def setup(self):
     c = self.config
@@ -157,7 +173,7 @@ class Transformer(nn.Module):
       split_rngs={"params": True},
       in_axes=(0, nn.broadcast, nn.broadcast, 0),
       length=c.num_layers,
-    )(c, self.sinks, self.backend, self.packed)
+    )(c, self.sinks, self.backend, self.packed, self.attend)
     self.final_norm = RMSNorm(c.norm_eps)
     if not c.tied_head:
       self.head = nn.Dense(c.vocab_size, use_bias=False)
@@ -180,19 +196,20 @@ class Transformer(nn.Module):
       windows_LxH = jnp.asarray(self.static_windows, jnp.int32)
     if windows_LxH is not None:
       return self.layers(x_BxTxD, windows_LxH, positions_BxT, segments_BxT, rotary_L)[0]
+    runs = [(row, len(list(same))) for row, same in itertools.groupby(self.static_windows)]
+    # A split, not slices: its gradient is one concatenation, theirs a sum of padded copies.
+    sizes = [size for _, size in runs]
     stacked = self.variables["params"]["layers"], rotary_L
-    layer = Layer(self.config, self.sinks, self.backend, self.packed, parent=None)
-    start = 0
-    for row, same in itertools.groupby(self.static_windows):
-      stop = start + len(list(same))
+    leaves, treedef = jax.tree.flatten(stacked)
+    parts = zip(*(jax.lax.split(leaf, sizes) for leaf in leaves), strict=True)
+    layer = Layer(self.config, self.sinks, self.backend, self.packed, self.attend, parent=None)
+    for (row, _), part in zip(runs, parts, strict=True):
 
       def step(x, inputs, row=row):
         params_l, rotary = inputs
         return layer.apply({"params": params_l}, x, row, positions_BxT, segments_BxT, rotary)
 
-      part = jax.tree.map(lambda p, part=slice(start, stop): p[part], stacked)
-      x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, part)
-      start = stop
+      x_BxTxD, _ = jax.lax.scan(REMAT[self.remat](step), x_BxTxD, treedef.unflatten(part))
     return x_BxTxD
 
   def logits(self, x_xD):
