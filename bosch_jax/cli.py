@@ -19,18 +19,21 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
   python run.py select --ratio 0.75    the same with three quarters of the head groups local
   python run.py models                 which model families can be run, and how each was verified
   python run.py info --model X         a model's layers, head groups, parameters and cache
+  python run.py cpt --mask M.json      train the hybrid: brings back what local heads cost
   python run.py bench attention        what windows save in attention itself, against other libraries
 
 Every command explains its flags:  python run.py select --help
 A run writes runs/<name>/ with the mask, the figures, a picture and a report; README.md shows one.
 """
 
-# Command -> where its settings and its function are; nothing is imported before it is wanted.
+# Command -> where its settings and its function are, and what the function is handed besides (train
+# does not import the method); nothing is imported before it is wanted.
 COMMANDS = {
   "select": ("bosch_jax.settings:SelectSettings", "bosch_jax.select:select"),
   "models": ("bosch_jax.info:ModelsSettings", "bosch_jax.info:models_command"),
   "info": ("bosch_jax.info:InfoSettings", "bosch_jax.info:info_command"),
   "bench attention": ("benchmarks.attention:Options", "benchmarks.attention:main"),
+  "cpt": ("train.settings:CptSettings", "train.cpt:main", "bosch_jax.retrieval:Retrieval"),
 }
 
 
@@ -51,9 +54,9 @@ def main(args: Sequence[str]) -> int:
     return 0
   try:
     command, rest = split_command(args)
-    settings_name, function_name = COMMANDS[command]
+    settings_name, function_name, *handed = COMMANDS[command]
     settings = parse(f"run.py {command}", _load(settings_name), rest)
-    _load(function_name)(settings)
+    _load(function_name)(settings, *map(_load, handed))
   except InputError as error:
     print(f"error: {error}", file=sys.stderr)
     return 2

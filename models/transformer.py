@@ -28,7 +28,6 @@ from models.config import ModelConfig
 from models.moe import MoE
 from models.rope import rope_angles, rotate
 
-
 REMAT = {
   "none": lambda step: step,
   "dots": lambda step: jax.checkpoint(
