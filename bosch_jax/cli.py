@@ -33,6 +33,7 @@ COMMANDS = {
   "models": ("bosch_jax.info:ModelsSettings", "bosch_jax.info:models_command"),
   "info": ("bosch_jax.info:InfoSettings", "bosch_jax.info:info_command"),
   "bench attention": ("benchmarks.attention:Options", "benchmarks.attention:main"),
+  "bench train": ("benchmarks.train:Options", "benchmarks.train:main"),
   "cpt": ("train.settings:CptSettings", "train.cpt:main", "bosch_jax.retrieval:Retrieval"),
 }
 

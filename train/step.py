@@ -54,7 +54,14 @@ class Plan(NamedTuple):
 
 
 def make_model(
-  config: ModelConfig, windows, *, mesh: Mesh | None = None, remat="none", packed=True, sinks=0
+  config: ModelConfig,
+  windows,
+  *,
+  mesh: Mesh | None = None,
+  remat="none",
+  packed=True,
+  sinks=0,
+  backend: str | None = None,
 ) -> Transformer:
   """The decoder with static windows, its attention split over a mesh of more than one device.
 
@@ -64,13 +71,14 @@ def make_model(
     remat: a key of `models.transformer.REMAT`.
     packed: rows are laid out as `Row` says (training), or any way (evaluation).
     sinks: first keys that every head sees.
+    backend: of attention; None = the best for the platform.
   """
   attend = attention
   if mesh is not None and mesh.size > 1:
     heads = "tensor" if mesh.shape["tensor"] > 1 else None
     attend = sharded_attention(mesh, batch=ROWS, heads=heads)
   return Transformer(
-    config, static_windows=windows, packed=packed, attend=attend, remat=remat, sinks=sinks
+    config, sinks, backend, static_windows=windows, packed=packed, attend=attend, remat=remat
   )
 
 
