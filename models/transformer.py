@@ -17,6 +17,7 @@ With experts, `layers/mlp` is the tree described in `models.moe` instead.
 """
 
 import itertools
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -50,6 +51,37 @@ class RMSNorm(nn.Module):
     return x32.astype(x.dtype) * jnp.broadcast_to(scale.astype(x.dtype), x.shape)
 
 
+class Projection(nn.Module):
+  """`x W + b` over the last axes of x, as one product of two matrices.
+
+  Rows are flattened: with the batch and token axes apart, the gradient of W would be a product over
+  both, for which XLA transposes its operands in memory first.
+
+  Attributes:
+    ins, outs: the axes of x that W takes, and those it makes; W is `[*ins, *outs]`.
+    use_bias: there is a b, `[*outs]`.
+  """
+
+  ins: tuple[int, ...]
+  outs: tuple[int, ...]
+  use_bias: bool = False
+
+  @nn.compact
+  def __call__(self, x):
+    size_in, size_out = math.prod(self.ins), math.prod(self.outs)
+
+    def init(rng, shape, dtype=jnp.float32):
+      return nn.initializers.lecun_normal()(rng, (size_in, size_out), dtype).reshape(shape)
+
+    kernel = self.param("kernel", init, (*self.ins, *self.outs)).astype(x.dtype)
+    rows = x.shape[: x.ndim - len(self.ins)]
+    out = x.reshape(-1, size_in) @ kernel.reshape(size_in, size_out)
+    if self.use_bias:
+      bias = self.param("bias", nn.initializers.zeros_init(), self.outs).astype(x.dtype)
+      out = out + bias.reshape(1, size_out)
+    return out.reshape(*rows, *self.outs)
+
+
 class Attention(nn.Module):
   config: ModelConfig
   attend: Callable = attention
@@ -66,11 +98,10 @@ class Attention(nn.Module):
     rotary=None,
     packed=False,
   ):
-    c, dtype = self.config, x_BxTxD.dtype
+    c = self.config
 
     def project(name, heads):
-      shape = (heads, c.head_dim)
-      x = nn.DenseGeneral(shape, use_bias=c.qkv_bias, dtype=dtype, name=name)(x_BxTxD)
+      x = Projection((c.model_dim,), (heads, c.head_dim), c.qkv_bias, name=name)(x_BxTxD)
       return RMSNorm(c.norm_eps, name=f"{name}_norm")(x) if c.qk_norm and name != "v" else x
 
     cos, sin = rope_angles(positions_BxT, c, rotary)
@@ -89,9 +120,7 @@ class Attention(nn.Module):
       backend=backend,
       packed=packed,
     )
-    return nn.DenseGeneral(c.model_dim, axis=(-2, -1), use_bias=False, dtype=dtype, name="o")(
-      out_BxTxHxK
-    )
+    return Projection((c.num_heads, c.head_dim), (c.model_dim,), name="o")(out_BxTxHxK)
 
 
 class MLP(nn.Module):
@@ -101,11 +130,10 @@ class MLP(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    def dense(name, width):
-      return nn.Dense(width, use_bias=False, dtype=x.dtype, name=name)
-
-    hidden = nn.silu(dense("gate", self.config.ffn_dim)(x)) * dense("up", self.config.ffn_dim)(x)
-    return dense("down", self.config.model_dim)(hidden)
+    wide, narrow = (self.config.ffn_dim,), (self.config.model_dim,)
+    hidden = nn.silu(Projection(narrow, wide, name="gate")(x))
+    hidden = hidden * Projection(narrow, wide, name="up")(x)
+    return Projection(wide, narrow, name="down")(hidden)
 
 
 class Layer(nn.Module):
@@ -153,6 +181,8 @@ class Transformer(nn.Module):
     packed: a promise about segments, see `models.attention.attention`.
     attend: `models.attention.attention`, or what `sharded_attention` makes of it for a mesh.
     remat: what the backward pass of static windows computes again, a key of `REMAT`.
+    unroll: no scan with static windows: larger programs, but no stacking of what the backward
+      pass needs, which on a CPU costs a fifth of a training step.
   """
 
   config: ModelConfig
@@ -162,6 +192,7 @@ class Transformer(nn.Module):
   packed: bool = False
   attend: Callable = attention
   remat: str = "none"
+  unroll: bool = False
 
   def setup(self):
     c = self.config
@@ -196,6 +227,8 @@ class Transformer(nn.Module):
     if windows_LxH is not None:
       return self.layers(x_BxTxD, windows_LxH, positions_BxT, segments_BxT, rotary_L)[0]
     runs = [(row, len(list(same))) for row, same in itertools.groupby(self.static_windows)]
+    if self.unroll:
+      runs = [(row, 1) for row in self.static_windows]
     # A split, not slices: its gradient is one concatenation, theirs a sum of padded copies.
     sizes = [size for _, size in runs]
     stacked = self.variables["params"]["layers"], rotary_L
@@ -208,7 +241,11 @@ class Transformer(nn.Module):
         params_l, rotary = inputs
         return layer.apply({"params": params_l}, x, row, positions_BxT, segments_BxT, rotary)
 
-      x_BxTxD, _ = jax.lax.scan(REMAT[self.remat](step), x_BxTxD, treedef.unflatten(part))
+      step, inputs = REMAT[self.remat](step), treedef.unflatten(part)
+      if len(part[0]) == 1:
+        x_BxTxD, _ = step(x_BxTxD, jax.tree.map(lambda p: jax.lax.squeeze(p, (0,)), inputs))
+      else:
+        x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, inputs)
     return x_BxTxD
 
   def logits(self, x_xD):

@@ -83,6 +83,7 @@ def _question_sums(model, dtype, trained, frozen, batch):
   x_BxTxD = normed_hidden(model, params, Row(tokens, None, None, positions, segments))
   B, Q, A = answer.shape
   picked = jnp.take_along_axis(x_BxTxD, answer.reshape(B, Q * A)[:, :, None], axis=1)
+  picked = picked.reshape(B * Q * A, -1)
   logits = head(model.config, params).logits(picked).reshape(B, Q, A, -1)
   losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), target[..., None], axis=-1)[..., 0]
   asked = valid.any(-1)

@@ -27,10 +27,10 @@ class Head(NamedTuple):
   kernel: jax.Array
   tied: bool
 
-  def logits(self, x_BxTxD):
-    """float32 `[B, T, V]`."""
-    equation = "btd,vd->btv" if self.tied else "btd,dv->btv"
-    return jnp.einsum(equation, x_BxTxD, self.kernel, preferred_element_type=jnp.float32)
+  def logits(self, x_NxD):
+    """float32 `[N, V]`."""
+    equation = "nd,vd->nv" if self.tied else "nd,dv->nv"
+    return jnp.einsum(equation, x_NxD, self.kernel, preferred_element_type=jnp.float32)
 
 
 class Sums(NamedTuple):
@@ -68,7 +68,7 @@ def chunked_loss(
   weights_BxT,
   teacher: tuple[jax.Array, Head] | None = None,
   distill: float = 0.0,
-  chunk: int = 512,
+  chunk: int = 1024,
 ) -> Sums:
   """The loss of a batch, summed with weights.
 
@@ -90,8 +90,10 @@ def chunked_loss(
   count = -(-T // size)
 
   def split(x):
+    """`[count, B * size, ...]`: matrices, as every product here is one of two matrices."""
     x = jnp.pad(x, ((0, 0), (0, count * size - T)) + ((0, 0),) * (x.ndim - 2))
-    return jnp.moveaxis(x.reshape(B, count, size, *x.shape[2:]), 1, 0)
+    x = jnp.moveaxis(x.reshape(B, count, size, *x.shape[2:]), 1, 0)
+    return x.reshape(count, B * size, *x.shape[3:])
 
   places = (split(targets_BxT), split(weights_BxT))
   taught = None if teacher is None else (split(teacher[0]), teacher[1].kernel)
@@ -100,11 +102,11 @@ def chunked_loss(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _chunked(tied, distill, x_NxBxtxD, kernel, places, taught):
-  return _run(tied, distill, x_NxBxtxD, kernel, places, taught, False, False)[0]
+def _chunked(tied, distill, x_CxNxD, kernel, places, taught):
+  return _run(tied, distill, x_CxNxD, kernel, places, taught, False, False)[0]
 
 
-def _run(tied, distill, x_NxBxtxD, kernel, places, taught, x_gradient, kernel_gradient):
+def _run(tied, distill, x_CxNxD, kernel, places, taught, x_gradient, kernel_gradient):
   """Sums, and the gradients that are wanted: of x, and of the kernel."""
   head = Head(kernel, tied[0])
 
@@ -121,17 +123,17 @@ def _run(tied, distill, x_NxBxtxD, kernel, places, taught, x_gradient, kernel_gr
     d_logits = p - (1 - distill) * onehot - (0 if t is None else distill * t)
     d_logits = (weights[..., None] * d_logits).astype(x.dtype)
     if kernel_gradient:
-      equation = "btv,btd->vd" if head.tied else "btd,btv->dv"
+      equation = "nv,nd->vd" if head.tied else "nd,nv->dv"
       pair = (d_logits, x) if head.tied else (x, d_logits)
       d_kernel += jnp.einsum(equation, *pair, preferred_element_type=jnp.float32)
-    equation = "btv,vd->btd" if head.tied else "btv,dv->btd"
+    equation = "nv,vd->nd" if head.tied else "nv,dv->nd"
     return (sums, d_kernel), jnp.einsum(equation, d_logits, kernel) if x_gradient else None
 
   zero = jnp.zeros((), jnp.float32)
   d_kernel = jnp.zeros(kernel.shape, jnp.float32) if kernel_gradient else zero
   teacher_x = None if taught is None else taught[0]
   carry = ((zero,) * 3, d_kernel)
-  (sums, d_kernel), d_x = jax.lax.scan(step, carry, (x_NxBxtxD, places, teacher_x))
+  (sums, d_kernel), d_x = jax.lax.scan(step, carry, (x_CxNxD, places, teacher_x))
   return sums, d_x, d_kernel if kernel_gradient else None
 
 

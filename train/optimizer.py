@@ -1,5 +1,9 @@
 """AdamW with a schedule, clipping, and weight decay on matrices only."""
 
+import functools
+from collections.abc import Callable
+
+import jax
 import optax
 
 from train.settings import CptSettings
@@ -12,11 +16,13 @@ def schedule(settings: CptSettings) -> optax.Schedule:
   rise = optax.linear_schedule(settings.lr / (warmup + 1), settings.lr, max(warmup, 1))
   if settings.schedule == "cosine":
     rest = optax.cosine_decay_schedule(settings.lr, max(steps - warmup, 1), alpha=0.1)
-    return optax.join_schedules([rise, rest], [warmup])
+    return _promoting(optax.join_schedules([rise, rest], [warmup]))
   last = max(1, round(settings.decay * steps))
   plateau = optax.constant_schedule(settings.lr)
   fall = optax.linear_schedule(settings.lr, 0.0, last)
-  return optax.join_schedules([rise, plateau, fall], [warmup, max(warmup, steps - last)])
+  return _promoting(
+    optax.join_schedules([rise, plateau, fall], [warmup, max(warmup, steps - last)])
+  )
 
 
 def decays(params: dict) -> dict:
@@ -26,9 +32,21 @@ def decays(params: dict) -> dict:
 
 def optimizer(settings: CptSettings) -> optax.GradientTransformation:
   """Clipping by the global norm, then AdamW; its state is float32 like the master weights."""
-  return optax.chain(
+  chain = optax.chain(
     optax.clip_by_global_norm(settings.clip),
     optax.adamw(
       schedule(settings), b1=0.9, b2=0.95, weight_decay=settings.weight_decay, mask=decays
     ),
   )
+  return optax.GradientTransformation(chain.init, _promoting(chain.update))
+
+
+def _promoting(function: Callable) -> Callable:
+  """optax mixes integer counts and float numbers, which strict promotion refuses."""
+
+  @functools.wraps(function)
+  def call(*args):
+    with jax.numpy_dtype_promotion("standard"):
+      return function(*args)
+
+  return call

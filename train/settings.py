@@ -102,7 +102,7 @@ class CptSettings:
   """Number format of the computation; master weights and optimizer are float32."""
   remat: Literal["none", "dots", "full"] = "none"
   """What the backward pass computes again to save memory: nothing, all but products, every layer."""
-  chunk: int = 512
+  chunk: int = 1024
   """Tokens whose logits exist at once."""
   seed: int = 1
   """Seed of the order of the data and of the retrieval text."""

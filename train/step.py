@@ -49,7 +49,7 @@ class Plan(NamedTuple):
   optimizer: optax.GradientTransformation
   schedule: Callable
   distill: float = 0.0
-  chunk: int = 512
+  chunk: int = 1024
   dtype: jnp.dtype = jnp.float32
 
 
@@ -78,7 +78,7 @@ def make_model(
     heads = "tensor" if mesh.shape["tensor"] > 1 else None
     attend = sharded_attention(mesh, batch=ROWS, heads=heads)
   return Transformer(
-    config, sinks, backend, static_windows=windows, packed=packed, attend=attend, remat=remat
+    config, sinks, backend, windows, packed, attend, remat, unroll=jax.default_backend() == "cpu"
   )
 
 
