@@ -62,6 +62,7 @@ def make_model(
   packed=True,
   sinks=0,
   backend: str | None = None,
+  unroll: bool | None = None,
 ) -> Transformer:
   """The decoder with static windows, its attention split over a mesh of more than one device.
 
@@ -72,14 +73,14 @@ def make_model(
     packed: rows are laid out as `Row` says (training), or any way (evaluation).
     sinks: first keys that every head sees.
     backend: of attention; None = the best for the platform.
+    unroll: see `Transformer`; None = on a CPU.
   """
+  unroll = jax.default_backend() == "cpu" if unroll is None else unroll
   attend = attention
   if mesh is not None and mesh.size > 1:
     heads = "tensor" if mesh.shape["tensor"] > 1 else None
     attend = sharded_attention(mesh, batch=ROWS, heads=heads)
-  return Transformer(
-    config, sinks, backend, windows, packed, attend, remat, unroll=jax.default_backend() == "cpu"
-  )
+  return Transformer(config, sinks, backend, windows, packed, attend, remat, unroll)
 
 
 def normed_hidden(model: Transformer, params: dict, batch: Row) -> jax.Array:

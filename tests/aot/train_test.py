@@ -48,7 +48,7 @@ def compiled(devices, backend, capacity):
   transform = optimizer(CptSettings(mask="full"))
   # Logits of 1024 tokens of a row at a time.
   plan = Plan(
-    make_model(config, windows, mesh=mesh, remat="full", backend=backend), None, transform,
+    make_model(config, windows, mesh=mesh, remat="full", backend=backend, unroll=False), None, transform,
     schedule(CptSettings(mask="full")), chunk=1024 * mesh.size, dtype=jnp.bfloat16,
   )  # fmt: skip
   trained = {row.target: jax.ShapeDtypeStruct(row.full_shape, jnp.float32) for row in table(config)}
