@@ -267,7 +267,7 @@ def state_shardings(mesh: Mesh, transform, trained: dict) -> State:
   """Moments lie where their parameters lie; `trained` may be shapes."""
   target, everywhere = partition.sharding(mesh), partition.replicated(mesh)
   own = {path: target(path, leaf.shape) for path, leaf in trained.items()}
-  moments = optax.tree_utils.tree_map_params(
+  moments = optax.tree.map_params(
     transform,
     lambda _, sharding: sharding,
     jax.eval_shape(transform.init, trained),

@@ -165,7 +165,7 @@ def train_step(plan: Plan, state: State, frozen: dict, reference: dict | None, b
   updates, moments = plan.optimizer.update(gradient, state.moments, state.trained)
   metrics = {
     **means._asdict(),
-    "grad_norm": optax.global_norm(gradient),
+    "grad_norm": optax.tree.norm(gradient),
     "lr": plan.schedule(state.step),
   }
   return State(optax.apply_updates(state.trained, updates), moments, state.step + 1), metrics
