@@ -20,7 +20,7 @@ from tests.integration.command import finish, run, start
 from tests.integration.tiny_gguf import write_tiny_gguf
 from tests.train.corpus import write_corpus
 
-STEPS = 12
+STEPS, PATIENCE = 12, 240
 FLAGS = (
   "--steps", STEPS, "--batch", 4, "--sequence", 400, "--context", 256, "--window", 24, "--lr", 3e-3,
   "--eval-every", 4, "--save-every", 3, "--eval-rows", 3, "--eval-contexts", 2, "--warmup", 2,
@@ -80,7 +80,7 @@ def assert_bit_equal(folder, other):
 
 
 def wait_for_step(folder: pathlib.Path, process, step: int) -> None:
-  deadline = time.monotonic() + 240
+  deadline = time.monotonic() + PATIENCE
   path = folder / "metrics.jsonl"
   while time.monotonic() < deadline and process.poll() is None:
     if path.exists() and f'"step": {step},' in path.read_text():
