@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from models.errors import InputError
+from train.hosts import barrier, first
 from train.step import State
 
 _WHOLE = ("_CHECKPOINT_METADATA", "state/_METADATA", "run/metadata")
@@ -26,11 +27,12 @@ class Checkpoints:
 
   def __init__(self, folder: pathlib.Path, identity: dict, keep: int):
     self._folder, self._identity = folder.absolute(), json.loads(json.dumps(identity))
-    if jax.process_index() == 0:
+    if first():
       self._folder.mkdir(parents=True, exist_ok=True)
       for path in self._folder.iterdir():
         if path.is_dir() and not _complete(path):
           shutil.rmtree(path)  # what a kill left of a save; never restored, and in the way of one
+    barrier("checkpoints tidied")
     best = checkpoint_managers.BestN(
       get_metric_fn=lambda metrics: metrics["held_out"],
       reverse=True,

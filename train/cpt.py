@@ -19,9 +19,10 @@ from train import run_folder
 from train.checkpoints import Checkpoints
 from train.data.pipeline import position
 from train.flops import peak_flops, step_flops
+from train.hosts import barrier, connect, first
 from train.progress import TrainProgress, draw_curve, event_writer
 from train.settings import CptSettings
-from train.setup import Run, barrier, connect, set_up
+from train.setup import Run, set_up
 from train.subset import join
 
 
@@ -41,13 +42,15 @@ def main(settings: CptSettings, make_retrieval: Callable) -> dict:
   folder, console = settings.folder, Console(stderr=True)
   if settings.hosts.process == 0:
     run_folder.check(folder, settings)
-  connect(settings)
+    if settings.export is not None and (settings.export / "config.json").exists():
+      raise InputError("--export", settings.export, "holds a model already; give another folder")
+  connect(settings.hosts)
   notice = _notice(console)
   try:
     run = set_up(settings, make_retrieval, notice)
-    events = event_writer(folder / "tensorboard") if settings.tensorboard and _first() else None
+    events = event_writer(folder / "tensorboard") if settings.tensorboard and first() else None
     # Only now is anything written: whatever model, mask or data refuse leaves no trace.
-    lock = run_folder.claim(folder, settings) if _first() else contextlib.nullcontext()
+    lock = run_folder.claim(folder, settings) if first() else contextlib.nullcontext()
     barrier("folder claimed")
     with lock, _Stop() as stop:
       return _run(run, folder, stop, events, console)
@@ -121,7 +124,7 @@ def _finish(run: Run, folder, record: "_Record", done: int, console: Console) ->
   finished = done == s.steps
   if finished and s.export is not None:
     export(run, s.export)
-  if not _first():
+  if not first():
     return result
   write_json(folder / "result.json", result)
   if run.choice.mask.num_local:
@@ -145,7 +148,7 @@ def export(run: Run, folder) -> None:
   params = join(run.state.trained, run.frozen)
   if jax.process_count() > 1:
     params = multihost_utils.process_allgather(params, tiled=True)
-  if _first():
+  if first():
     params = dehybridize(jax.device_get(params), run.order, run.config)
     folder = save_folder(folder, run.config, params, run.loaded.tokenizer)
     facts = {"model": run.loaded.name, "window": run.choice.window, "sinks": run.choice.sinks}
@@ -170,7 +173,7 @@ class _Record:
 
   def __init__(self, run: Run, folder, start: int, events):
     self._run, self._events, self._began = run, events, (time.monotonic(), time.process_time())
-    self._metrics = run_folder.Metrics(folder / run_folder.METRICS, start) if _first() else None
+    self._metrics = run_folder.Metrics(folder / run_folder.METRICS, start) if first() else None
     self.records: list[dict] = self._metrics.records if self._metrics else []
     self._latest = self._evaluations()[-1] if self._evaluations() else None
 
@@ -263,9 +266,5 @@ class _Stop:
     return bool(multihost_utils.process_allgather(jax.numpy.array(self._asked)).any())
 
 
-def _first() -> bool:
-  return jax.process_index() == 0
-
-
 def _notice(console: Console) -> Callable[[str], None]:
-  return lambda text: console.print(text, highlight=False) if _first() else None
+  return lambda text: console.print(text, highlight=False) if first() else None

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import traverse_util
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from models import registry
@@ -58,34 +57,6 @@ def choose_mask(settings: CptSettings, config: ModelConfig) -> Choice:
   if not isinstance(window, int) or window < 1:
     raise InputError("--window", window, "is not in the mask file; give the window it was made for")
   return Choice(mask, window, int(record.get("sinks") or 0))
-
-
-def connect(settings: CptSettings) -> None:
-  """Joins the other processes; must come before anything else asks jax for devices.
-
-  Raises:
-    InputError: they cannot be reached.
-  """
-  hosts = settings.hosts
-  if not hosts.coordinator:
-    return
-  where = {} if hosts.coordinator == "auto" else {
-    "coordinator_address": hosts.coordinator,
-    "num_processes": hosts.processes,
-    "process_id": hosts.process,
-  }  # fmt: skip
-  try:
-    jax.distributed.initialize(**where)
-  except (RuntimeError, ValueError) as error:
-    raise InputError(
-      "--hosts.coordinator", hosts.coordinator, f"cannot be joined ({error!s:.120})"
-    ) from None
-
-
-def barrier(name: str) -> None:
-  """Waits for all processes."""
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices(name)
 
 
 @dataclasses.dataclass
@@ -199,6 +170,8 @@ def set_up(settings: CptSettings, make_retrieval: Callable, notice: Callable[[st
   retrieval = make_retrieval(loaded.tokenizer, settings.context, window, settings.seed)
   corpus = prepare(settings.data, loaded.tokenizer, settings.cache, notice)
   text, held_text = (PackedRows(corpus, settings.sequence, side) for side in (False, True))
+  if not len(text) or not len(held_text):
+    raise InputError("--data", settings.data, "holds too little text; give more")
   held_out = HeldOut(
     held_text, retrieval, settings.eval_rows, settings.eval_contexts, settings.batch,
     functools.partial(jax.tree.map, functools.partial(put, mesh)),
