@@ -75,7 +75,7 @@ class CptSettings:
   """Tokens of a row."""
   retrieval: float = 0.5
   """Share of rows that are retrieval text: needles in a haystack, and questions."""
-  retrieval_weight: float = 4.0
+  retrieval_weight: float = 8.0
   """What an answer token of retrieval text counts in the loss, beside 1 for a token of text."""
   context: int = 256
   """Tokens of a retrieval prompt with its answer, in training and in the held-out questions."""
@@ -86,7 +86,7 @@ class CptSettings:
   next-token loss."""
   train: str = "all"
   """Parameters to train: all, attention, layers, or a regular expression on their names."""
-  lr: float = 1e-4
+  lr: float = 2e-4
   """Highest learning rate."""
   schedule: Literal["cosine", "wsd"] = "cosine"
   """After the warm-up: a cosine to a tenth, or a plateau and a linear decay to zero."""
