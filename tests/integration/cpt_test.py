@@ -106,10 +106,7 @@ def test_a_run_leaves_what_scripts_rely_on(finished, world):
   assert "hybrid, after" in out and "Traceback" not in err and "tokens/s" in err
   # The two latest checkpoints, and the best one if it is another.
   steps = {int(p.name) for p in (folder / "checkpoints").iterdir()}
-  best = min(
-    (r for r in records if r["step"] in evaluated[1:]), key=lambda r: r.get("retrieval_nll", 1e9)
-  )
-  assert {9, 12} <= steps and len(steps) <= 3, (steps, best)
+  assert {9, 12} <= steps and len(steps) <= 3
 
 
 def test_the_exported_folder_is_the_trained_model(finished, world):
