@@ -122,7 +122,9 @@ class Run:
   def evaluation_model(self, full: bool = False) -> Transformer:
     """The hybrid, or the model with full attention, for rows of any layout."""
     windows = self.full_windows if full else self.windows
-    return make_model(self.config, windows, mesh=self.mesh, packed=False, sinks=self.choice.sinks)
+    return make_model(
+      self.config, windows, mesh=self.mesh, packed=False, sinks=self.choice.sinks, unroll=False
+    )
 
   def evaluate(self, full: bool = False) -> dict:
     """Held-out losses of the current weights."""
