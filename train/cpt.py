@@ -173,7 +173,9 @@ class _Record:
 
   def __init__(self, run: Run, folder, start: int, events):
     self._run, self._events, self._began = run, events, (time.monotonic(), time.process_time())
-    self._metrics = run_folder.Metrics(folder / run_folder.METRICS, start) if first() else None
+    # Without a checkpoint everything is made again, the evaluation before the first update too.
+    since = start or -1
+    self._metrics = run_folder.Metrics(folder / run_folder.METRICS, since) if first() else None
     self.records: list[dict] = self._metrics.records if self._metrics else []
     self._latest = self._evaluations()[-1] if self._evaluations() else None
 
