@@ -87,6 +87,7 @@ def _question_sums(model, dtype, trained, frozen, batch):
   logits = head(model.config, params).logits(picked).reshape(B, Q, A, -1)
   losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), target[..., None], axis=-1)[..., 0]
   asked = valid.any(-1)
-  nll = jnp.where(valid, losses, 0.0).sum(-1) / jnp.maximum(valid.sum(-1), 1)
+  counts = jnp.maximum(valid.sum(-1), 1).astype(losses.dtype)
+  nll = jnp.where(valid, losses, 0.0).sum(-1) / counts
   whole = ((logits.argmax(-1) == target) | ~valid).all(-1) & asked
   return nll.sum(), whole.sum()

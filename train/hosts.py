@@ -21,7 +21,8 @@ def connect(hosts: HostOptions) -> None:
     "process_id": hosts.process,
   }  # fmt: skip
   try:
-    jax.distributed.initialize(**where)
+    # A suspended process is not a dead one: a debugger, or a busy machine, may hold it for minutes.
+    jax.distributed.initialize(**where, heartbeat_timeout_seconds=600)
   except (RuntimeError, ValueError) as error:
     raise InputError(
       "--hosts.coordinator", hosts.coordinator, f"cannot be joined ({error!s:.120})"

@@ -55,7 +55,7 @@ class CptSettings:
   """Continual pretraining of a hybrid: brings back what local heads cost in long contexts.
 
   The defaults train the embedded 135M model on text that ships with Python and on synthetic
-  retrieval text, on a CPU, in under an hour.
+  retrieval text, on a CPU, in about half an hour.
   """
 
   mask: str = ""
@@ -65,7 +65,7 @@ class CptSettings:
   data: str = "python"
   """Text: python (documentation and sources of the running Python), a file or folder of text, JSONL
   or parquet files, or a Hugging Face dataset id."""
-  steps: int = 200
+  steps: int = 120
   """Updates."""
   batch: int = 4
   """Rows of a micro-batch, over all devices."""
@@ -106,13 +106,13 @@ class CptSettings:
   """Tokens whose logits exist at once."""
   seed: int = 1
   """Seed of the order of the data and of the retrieval text."""
-  eval_every: int = 50
+  eval_every: int = 30
   """Updates between evaluations; there is one before the first and one after the last."""
   eval_rows: int = 16
   """Held-out rows of text."""
   eval_contexts: int = 16
   """Held-out retrieval contexts of four questions."""
-  save_every: int = 50
+  save_every: int = 30
   """Updates between checkpoints; the last update is always saved."""
   keep: int = 2
   """Latest checkpoints to keep, beside the best by held-out retrieval loss."""
