@@ -69,7 +69,7 @@ def test_a_comparison_leaves_its_files_and_figures(stopped_and_resumed):
   assert {path.name for path in folder.iterdir()} == FILES
   result = json.loads((folder / "compare.json").read_text())
   assert result["ratios"] == [0.5, 0.75] and result["seeds"] == 2
-  assert [cell["num_local"] for cell in result["cells"]] == [6, 6, 9, 9]
+  assert [cell["num_local"] for cell in result["cells"]] == [6, 9, 6, 9]
   assert result["table"]["bosch"]["0.5"]["contexts"] == 2 * 3
   for cell in result["cells"]:
     own = json.loads((folder / cell["folder"] / "result.json").read_text())
