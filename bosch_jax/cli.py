@@ -24,6 +24,8 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
   python run.py info --model X         a model's layers, head groups, parameters and cache
   python run.py bench search           what scoring a mask costs, against plain loops in JAX and torch
   python run.py export --mask M --out  a Hugging Face folder that torch runs with a hybrid cache
+  python run.py bench rankings         what every rival's ranking costs and what its mask is worth
+  python run.py cpt --mask M.json      train the hybrid: brings back what local heads cost
   python run.py bench attention        what windows save in attention itself, against other libraries
   python run.py bench solvers          search algorithms on planted objectives, side by side
   python run.py bench decode           what a mask saves in generation: cache bytes and tokens/s
@@ -32,7 +34,8 @@ Every command explains its flags:  python run.py select --help
 A run writes runs/<name>/ with the mask, the figures, a picture and a report; README.md shows one.
 """
 
-# Command -> where its settings and its function are; nothing is imported before it is wanted.
+# Command -> where its settings and its function are, and what the function is handed besides (train
+# does not import the method); nothing is imported before it is wanted.
 COMMANDS = {
   "select": ("bosch_jax.settings:SelectSettings", "bosch_jax.select:select"),
   "generate": ("bosch_jax.generate:GenerateSettings", "bosch_jax.generate:generate"),
@@ -46,9 +49,12 @@ COMMANDS = {
   "info": ("bosch_jax.info:InfoSettings", "bosch_jax.info:info_command"),
   "export": ("bosch_jax.export:ExportSettings", "bosch_jax.export:export_command"),
   "bench attention": ("benchmarks.attention:Options", "benchmarks.attention:main"),
+  "bench rankings": ("benchmarks.rankings:Options", "benchmarks.rankings:main"),
   "bench search": ("benchmarks.search:Options", "benchmarks.search:main"),
   "bench solvers": ("benchmarks.solvers:Options", "benchmarks.solvers:main"),
   "bench decode": ("benchmarks.decode:Options", "benchmarks.decode:main"),
+  "bench train": ("benchmarks.train:Options", "benchmarks.train:main"),
+  "cpt": ("train.settings:CptSettings", "train.cpt:main", "bosch_jax.retrieval:Retrieval"),
 }
 
 
@@ -69,9 +75,9 @@ def main(args: Sequence[str]) -> int:
     return 0
   try:
     command, rest = split_command(args)
-    settings_name, function_name = COMMANDS[command]
+    settings_name, function_name, *handed = COMMANDS[command]
     settings = parse(f"run.py {command}", _load(settings_name), rest)
-    _load(function_name)(settings)
+    _load(function_name)(settings, *map(_load, handed))
   except InputError as error:
     print(f"error: {error}", file=sys.stderr)
     return 2

@@ -7,6 +7,7 @@ import numpy as np
 from bosch_jax import gates, interrupts, paper, stages
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.progress import SearchProgress
+from bosch_jax.rankings.registry import RANKINGS, rank
 from bosch_jax.settings import SelectSettings
 from models.windows import HeadMask
 
@@ -20,8 +21,10 @@ class Found:
   Attributes:
     mask: exactly round-half-up(ratio * N) local groups.
     anchors: calibration scores of the two anchor masks, `{"full": ..., "all_local": ...}`.
-    stages: for each stage its name, what it did, the calibration NLL of its mask and its cost.
-    layers: for each layer its weight, number of local groups and what its groups cost.
+    stages: for each stage its name, what it did, the calibration NLL of its mask and its cost, that
+      of scoring this mask included; for a ranking also `ranking_cost`, without it.
+    layers: for each layer its weight, number of local groups and what its groups cost; a ranking's
+      scores take the place of costs.
     warning: what makes the result doubtful, or None.
     cost: full-forward equivalents spent.
   """
@@ -49,12 +52,11 @@ def search(
   config = evaluator.config
   began, log = evaluator.cost, []
 
-  def note(name: str, what: str, mask: np.ndarray) -> None:
+  def note(name: str, what: str, mask: np.ndarray, **facts) -> None:
     nll = float(evaluator.score([mask]).nll.mean())
     spent = evaluator.cost - began - sum(entry["cost"] for entry in log)
-    log.append(
-      {"name": name, "what": what, "nll": nll, "cost": spent, "num_local": int(mask.sum())}
-    )
+    entry = {"name": name, "what": what, "nll": nll, "cost": spent, "num_local": int(mask.sum())}
+    log.append(entry | facts)
 
   def scored(stage: str, cost: float) -> None:
     interrupts.check()
@@ -73,6 +75,11 @@ def search(
   if s.num_local in (0, config.total_groups):
     mask, cost = np.full(s.shape, s.num_local > 0), np.zeros(s.shape)
     weights = np.zeros(len(mask))
+  elif settings.method != "bosch":
+    ranking = rank(settings.method, s, RECIPES[settings.search.recipe])
+    mask, cost = ranking.mask(s.num_local), ranking.score_LxG
+    weights = stages.weights(cost - cost.min())
+    note(settings.method, RANKINGS[settings.method][0], mask, ranking_cost=ranking.cost)
   else:
     recipe = RECIPES[settings.search.recipe]
     importance = recipe.layer_importance(s)

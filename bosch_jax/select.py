@@ -1,12 +1,10 @@
 """`python run.py select`: calibration prompts, search, held-out table, run folder."""
 
 import dataclasses
-import hashlib
 import pathlib
 import resource
 import time
 
-import jax
 import numpy as np
 from rich.console import Console
 
@@ -19,6 +17,7 @@ from bosch_jax.prompts import PromptSet
 from bosch_jax.search import search
 from bosch_jax.settings import SelectSettings
 from models import registry
+from models.digest import weights_digest
 from models.errors import InputError
 
 
@@ -141,13 +140,3 @@ def prompts(tokenizer, settings: SelectSettings, split: str) -> PromptSet:
       f"reaches into the text that is searched (a needle begins at token {first}); use at most {first}",
     )
   return made
-
-
-def weights_digest(params: dict) -> str:
-  """16 hex digits of up to 4096 numbers of every parameter array, evenly spread: enough to tell two
-  checkpoints of one architecture apart, in milliseconds."""
-  digest = hashlib.sha256()
-  for leaf in jax.tree.leaves(params):
-    flat = leaf.reshape(-1)
-    digest.update(np.asarray(flat[:: max(1, flat.size // 4096)], np.float32).tobytes())
-  return digest.hexdigest()[:16]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from bosch_jax import runs, solvers
+from bosch_jax import rankings, runs, solvers
 from bosch_jax.device_options import DeviceOptions
 from models.config import ModelConfig
 from models.errors import InputError
@@ -131,8 +131,8 @@ class SelectSettings:
   """Calibration contexts, each with several questions."""
   budget: int = 55
   """About what the search may spend for each ratio, in full forward passes over the calibration set."""
-  method: Literal["bosch"] = "bosch"
-  """How the mask is chosen."""
+  method: Literal[("bosch", *rankings.METHODS)] = "bosch"
+  """How the mask is chosen: by the search, by a rival's ranking, or by a part of the search (b-...)."""
   score: Literal["nll", "accuracy"] = "nll"
   """What candidates are compared by: answer log-likelihood (smooth) or exact match (the paper's)."""
   seed: int = 1
@@ -225,20 +225,27 @@ class SelectSettings:
         raise InputError(
           "--budget",
           self.budget,
-          f"is less than the anchors and stage 1 take on this model; use {least} or more",
+          f"is less than {self.method} takes on this model; use {least} or more",
         )
 
   def least_budget(self, config: ModelConfig, ratio: float) -> int:
-    """Passes for two anchors and a stage 1: some steps of the gates, or a cascade, in which layer l
-    from the top costs l / L."""
+    """Passes for two anchors and for what the method cannot do without."""
     L, G = config.num_layers, config.num_groups
+    if self.method == "bosch":
+      return 2 + math.ceil(self._stage_one(L, G, ratio))
+    stage_one = self._stage_one(L, 1 if self.method == "b-layer" else G, ratio)
+    return 2 + rankings.least_passes(self.method, L, G, self.samples, stage_one)
+
+  def _stage_one(self, L: int, G: int, ratio: float) -> float:
+    """Passes for a stage 1: some steps of the gates, or a cascade, in which layer l from the top
+    costs l / L."""
     if self.search.recipe == "default":
-      return math.ceil(2 + LEAST_STEPS * self._step_cost / self.search.gate_share)
+      return LEAST_STEPS * self._step_cost / self.search.gate_share
     if self.search.recipe == "paper":
       masks = min(math.comb(G, math.ceil(ratio * G)), self.search.layer_budget)
     else:
       masks = (G + 1) * self.search.screen
-    return math.ceil(2 + masks * (L + 1) / 2)
+    return masks * (L + 1) / 2
 
   @property
   def _step_cost(self) -> float:

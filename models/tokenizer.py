@@ -1,6 +1,7 @@
 """Tokenizers without torch: text to ids and back, and the model's own chat template."""
 
 import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -170,6 +171,11 @@ class Tokenizer:
     return self._backend.get_vocab_size()
 
   @property
+  def fingerprint(self) -> str:
+    """16 hex digits that change whenever ids of some text might; ties stored ids to a tokenizer."""
+    text = f"{self._backend.to_str()} {self.bos_id} {self.eos_id}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
   def template(self) -> str | None:
     """Jinja source of the chat template, or None."""
     return self._template

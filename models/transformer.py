@@ -17,6 +17,8 @@ With experts, `layers/mlp` is the tree described in `models.moe` instead.
 """
 
 import itertools
+import math
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -26,6 +28,14 @@ from models.attention import attention
 from models.config import ModelConfig
 from models.moe import MoE
 from models.rope import rope_angles, rotate
+
+REMAT = {
+  "none": lambda step: step,
+  "dots": lambda step: jax.checkpoint(
+    step, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+  ),
+  "full": jax.checkpoint,
+}  # what of a layer is computed again in the backward pass: nothing, all but products, everything
 
 
 class RMSNorm(nn.Module):
@@ -41,8 +51,40 @@ class RMSNorm(nn.Module):
     return x32.astype(x.dtype) * jnp.broadcast_to(scale.astype(x.dtype), x.shape)
 
 
+class Projection(nn.Module):
+  """`x W + b` over the last axes of x, as one product of two matrices.
+
+  Rows are flattened: with the batch and token axes apart, the gradient of W would be a product over
+  both, for which XLA transposes its operands in memory first.
+
+  Attributes:
+    ins, outs: the axes of x that W takes, and those it makes; W is `[*ins, *outs]`.
+    use_bias: there is a b, `[*outs]`.
+  """
+
+  ins: tuple[int, ...]
+  outs: tuple[int, ...]
+  use_bias: bool = False
+
+  @nn.compact
+  def __call__(self, x):
+    size_in, size_out = math.prod(self.ins), math.prod(self.outs)
+
+    def init(rng, shape, dtype=jnp.float32):
+      return nn.initializers.lecun_normal()(rng, (size_in, size_out), dtype).reshape(shape)
+
+    kernel = self.param("kernel", init, (*self.ins, *self.outs)).astype(x.dtype)
+    rows = x.shape[: x.ndim - len(self.ins)]
+    out = x.reshape(-1, size_in) @ kernel.reshape(size_in, size_out)
+    if self.use_bias:
+      bias = self.param("bias", nn.initializers.zeros_init(), self.outs).astype(x.dtype)
+      out = out + bias.reshape(1, size_out)
+    return out.reshape(*rows, *self.outs)
+
+
 class Attention(nn.Module):
   config: ModelConfig
+  attention: Callable = attention
 
   @nn.compact
   def __call__(
@@ -57,11 +99,10 @@ class Attention(nn.Module):
     packed=False,
     attend=None,
   ):
-    c, dtype = self.config, x_BxTxD.dtype
+    c = self.config
 
     def project(name, heads):
-      shape = (heads, c.head_dim)
-      x = nn.DenseGeneral(shape, use_bias=c.qkv_bias, dtype=dtype, name=name)(x_BxTxD)
+      x = Projection((c.model_dim,), (heads, c.head_dim), c.qkv_bias, name=name)(x_BxTxD)
       return RMSNorm(c.norm_eps, name=f"{name}_norm")(x) if c.qk_norm and name != "v" else x
 
     cos, sin = rope_angles(positions_BxT, c, rotary)
@@ -72,7 +113,7 @@ class Attention(nn.Module):
       out_BxTxHxK, kept = attend(q_BxTxHxK, k_BxTxGxK, v_BxTxGxK)
     else:
       kept = None
-      out_BxTxHxK = attention(
+      out_BxTxHxK = self.attention(
         q_BxTxHxK,
         k_BxTxGxK,
         v_BxTxGxK,
@@ -84,7 +125,7 @@ class Attention(nn.Module):
         backend=backend,
         packed=packed,
       )
-    output = nn.DenseGeneral(c.model_dim, axis=(-2, -1), use_bias=False, dtype=dtype, name="o")
+    output = Projection((c.num_heads, c.head_dim), (c.model_dim,), name="o")
     return output(out_BxTxHxK), kept
 
 
@@ -95,11 +136,10 @@ class MLP(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    def dense(name, width):
-      return nn.Dense(width, use_bias=False, dtype=x.dtype, name=name)
-
-    hidden = nn.silu(dense("gate", self.config.ffn_dim)(x)) * dense("up", self.config.ffn_dim)(x)
-    return dense("down", self.config.model_dim)(hidden)
+    wide, narrow = (self.config.ffn_dim,), (self.config.model_dim,)
+    hidden = nn.silu(Projection(narrow, wide, name="gate")(x))
+    hidden = hidden * Projection(narrow, wide, name="up")(x)
+    return Projection(wide, narrow, name="down")(hidden)
 
 
 class Layer(nn.Module):
@@ -109,6 +149,7 @@ class Layer(nn.Module):
   sinks: int = 0
   backend: str | None = None
   packed: bool = False
+  attention: Callable = attention
 
   @nn.compact
   def __call__(self, x_BxTxD, windows_xH, positions_BxT, segments_BxT, rotary=None, attend=None):
@@ -123,7 +164,7 @@ class Layer(nn.Module):
     eps = self.config.norm_eps
     feed_forward = MoE if self.config.num_experts else MLP
     normed = RMSNorm(eps, name="attn_norm")(x_BxTxD)
-    mixed, kept = Attention(self.config, name="attn")(
+    mixed, kept = Attention(self.config, self.attention, name="attn")(
       normed,
       windows_xH,
       positions_BxT,
@@ -153,6 +194,10 @@ class Transformer(nn.Module):
     backend: attention backend; None = the best for the platform (see `models.attention`).
     static_windows: L tuples of H ints, or None for windows at run time.
     packed: a promise about segments, see `models.attention.attention`.
+    attention: `models.attention.attention`, or what `sharded_attention` makes of it for a mesh.
+    remat: what the backward pass of static windows computes again, a key of `REMAT`.
+    unroll: no scan with static windows: larger programs, but no stacking of what the backward
+      pass needs, which on a CPU costs a fifth of a training step.
   """
 
   config: ModelConfig
@@ -160,6 +205,9 @@ class Transformer(nn.Module):
   backend: str | None = None
   static_windows: tuple[tuple[int, ...], ...] | None = None
   packed: bool = False
+  attention: Callable = attention
+  remat: str = "none"
+  unroll: bool = False
 
   def setup(self):
     c = self.config
@@ -170,7 +218,7 @@ class Transformer(nn.Module):
       split_rngs={"params": True},
       in_axes=(0, nn.broadcast, nn.broadcast, 0),
       length=c.num_layers,
-    )(c, self.sinks, self.backend, self.packed)
+    )(c, self.sinks, self.backend, self.packed, self.attention)
     self.final_norm = RMSNorm(c.norm_eps)
     if not c.tied_head:
       self.head = nn.Dense(c.vocab_size, use_bias=False)
@@ -193,19 +241,26 @@ class Transformer(nn.Module):
       windows_LxH = jnp.asarray(self.static_windows, jnp.int32)
     if windows_LxH is not None:
       return self.layers(x_BxTxD, windows_LxH, positions_BxT, segments_BxT, rotary_L)[0]
+    runs = [(row, len(list(same))) for row, same in itertools.groupby(self.static_windows)]
+    if self.unroll:
+      runs = [(row, 1) for row in self.static_windows]
+    # A split, not slices: its gradient is one concatenation, theirs a sum of padded copies.
+    sizes = [size for _, size in runs]
     stacked = self.variables["params"]["layers"], rotary_L
-    layer = Layer(self.config, self.sinks, self.backend, self.packed, parent=None)
-    start = 0
-    for row, same in itertools.groupby(self.static_windows):
-      stop = start + len(list(same))
+    leaves, treedef = jax.tree.flatten(stacked)
+    parts = zip(*(jax.lax.split(leaf, sizes) for leaf in leaves), strict=True)
+    layer = Layer(self.config, self.sinks, self.backend, self.packed, self.attention, parent=None)
+    for (row, _), part in zip(runs, parts, strict=True):
 
       def step(x, inputs, row=row):
         params_l, rotary = inputs
         return layer.apply({"params": params_l}, x, row, positions_BxT, segments_BxT, rotary)
 
-      part = jax.tree.map(lambda p, part=slice(start, stop): p[part], stacked)
-      x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, part)
-      start = stop
+      step, inputs = REMAT[self.remat](step), treedef.unflatten(part)
+      if len(part[0]) == 1:
+        x_BxTxD, _ = step(x_BxTxD, jax.tree.map(lambda p: jax.lax.squeeze(p, (0,)), inputs))
+      else:
+        x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, inputs)
     return x_BxTxD
 
   def logits(self, x_xD):
