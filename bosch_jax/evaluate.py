@@ -187,6 +187,7 @@ class Runner:
     self._loaded, self._mask, self._measured = loaded, mask, measured
     hybrid = hybridize(loaded.params, mask, loaded.config)
     self._generator = Generator(loaded, hybrid, window=measured.window, sinks=measured.sinks)
+    self._evaluator: Evaluator | None = None
 
   def run(self, tasks: TaskSet, rows: list[int], settings: EvaluateSettings) -> dict:
     """Answers some contexts: what is generated, what of the answer it contains, and how likely the
@@ -197,15 +198,7 @@ class Runner:
       [tasks.ids(row) for row in padded], max_tokens=settings.max_tokens, between=interrupts.check
     )
     texts = [completion.text for completion in output.completions[: len(rows)]]
-    evaluator = Evaluator(
-      self._loaded.config,
-      self._loaded.params,
-      tasks.prompts.take(rows),
-      self._measured.window,
-      sinks=self._measured.sinks,
-    )
-    evaluator.on_scored = lambda stage, cost: interrupts.check()
-    scores = evaluator.score([self._mask.local])
+    scores = self._evaluator_of(tasks).score([self._mask.local], rows)
     return {
       "text": texts,
       "found": [
@@ -214,6 +207,19 @@ class Runner:
       "nll": scores.nll[0, :, 0].tolist(),
       "exact": scores.exact[0, :, 0].astype(int).tolist(),
     }
+
+  def _evaluator_of(self, tasks: TaskSet) -> Evaluator:
+    """The same one as long as the task is the same."""
+    if self._evaluator is None or self._evaluator.prompts is not tasks.prompts:
+      self._evaluator = Evaluator(
+        self._loaded.config,
+        self._loaded.params,
+        tasks.prompts,
+        self._measured.window,
+        sinks=self._measured.sinks,
+      )
+      self._evaluator.on_scored = lambda stage, cost: interrupts.check()
+    return self._evaluator
 
 
 def _remember(known: dict, entry: dict) -> None:

@@ -10,7 +10,18 @@ from bosch_jax import cli
 from tests.integration.command import SMALL, finish, run, start
 from tests.integration.tiny_gguf import write_tiny_gguf
 
-FLAGS = [*SMALL, "--ratios", "0.75", "0.5", "--methods", "bosch", "--seeds", "2"]
+FLAGS = [
+  *SMALL,
+  "--recipe",
+  "probes",
+  "--ratios",
+  "0.75",
+  "0.5",
+  "--methods",
+  "bosch",
+  "--seeds",
+  "2",
+]
 FILES = {"config.json", "journal.jsonl", "cells", "compare.json", "compare.md", "report.html"}
 FILES |= {"cost.png", "masks.png", "jaccard.png"}
 
@@ -58,7 +69,7 @@ def test_a_comparison_leaves_its_files_and_figures(stopped_and_resumed):
   assert {path.name for path in folder.iterdir()} == FILES
   result = json.loads((folder / "compare.json").read_text())
   assert result["ratios"] == [0.5, 0.75] and result["seeds"] == 2
-  assert [cell["num_local"] for cell in result["cells"]] == [6, 6, 9, 9]
+  assert [cell["num_local"] for cell in result["cells"]] == [6, 9, 6, 9]
   assert result["table"]["bosch"]["0.5"]["contexts"] == 2 * 3
   for cell in result["cells"]:
     own = json.loads((folder / cell["folder"] / "result.json").read_text())
@@ -69,7 +80,7 @@ def test_a_comparison_leaves_its_files_and_figures(stopped_and_resumed):
 
 def test_a_cell_is_what_select_finds_alone(stopped_and_resumed, model, tmp_path):
   flags = ("--ratio", "0.5", "0.75", "--seed", "2", "--out", tmp_path / "alone")
-  code, _, err = run("select", "--model", model, *SMALL, *flags)
+  code, _, err = run("select", "--model", model, *SMALL, "--recipe", "probes", *flags)
   assert code == 0, err
   cell = stopped_and_resumed[0] / "cells" / "bosch-s2"
   for name in ("ratio-0.5/mask.json", "ratio-0.75/mask.json"):
