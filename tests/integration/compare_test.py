@@ -78,6 +78,7 @@ def test_a_comparison_leaves_its_files_and_figures(stopped_and_resumed):
   assert "BOSCH" in out and "0.75 local" in out
 
 
+@pytest.mark.slow
 def test_a_cell_is_what_select_finds_alone(stopped_and_resumed, model, tmp_path):
   flags = ("--ratio", "0.5", "0.75", "--seed", "2", "--out", tmp_path / "alone")
   code, _, err = run("select", "--model", model, *SMALL, "--recipe", "probes", *flags)

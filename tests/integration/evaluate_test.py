@@ -82,7 +82,9 @@ def test_a_mask_that_keeps_all_groups_full_scores_as_full_attention(finished):
   assert difference == pytest.approx(scores["half"] - scores["full"])
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+  "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_killed_run_resumes_to_the_same_figures_and_answers_nothing_twice(
   finished, model, masks, tmp_path, how
 ):

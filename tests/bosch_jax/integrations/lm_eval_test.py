@@ -34,7 +34,9 @@ WINDOW = 6
 WORDS = [sentence for sentence in niah.haystacks.NOISE]
 
 
-@pytest.fixture(scope="module", params=["plain", "begins with a token"])
+@pytest.fixture(
+  scope="module", params=["plain", pytest.param("begins with a token", marks=pytest.mark.slow)]
+)
 def folder(request, tmp_path_factory):
   """A tiny Llama whose tokenizer puts nothing, or a first token, before a text."""
   backend = train_tokenizer()
