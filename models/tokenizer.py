@@ -176,6 +176,7 @@ class Tokenizer:
     text = f"{self._backend.to_str()} {self.bos_id} {self.eos_id}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+  @property
   def template(self) -> str | None:
     """Jinja source of the chat template, or None."""
     return self._template

@@ -190,7 +190,7 @@ def test_another_runs_checkpoints_are_refused(finished, world, tmp_path, capsys)
 
 def test_a_loss_that_is_no_number_stops_the_run(world, tmp_path):
   flags, env, _ = world
-  code, _, err = run(*flags, "--out", tmp_path / "d", "--lr", 1e30, "--clip", 1e30, env=env)
+  code, _, err = run(*flags, "--out", tmp_path / "d", "--lr", 9e15, "--clip", 9e15, env=env)
   last = err.strip().splitlines()[-1]
   assert code == 2 and "is not finite" in last and "checkpoint" in last, err
   assert "Traceback" not in err

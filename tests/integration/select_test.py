@@ -44,6 +44,7 @@ def test_a_run_leaves_every_file_with_the_names_scripts_rely_on(finished, model)
       "nll_se",
       "exact_match",
       "exact_match_se",
+      "by_context",
       "n",
     }
     assert result["held_out"][column]["n"] == 12
