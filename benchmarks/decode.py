@@ -20,7 +20,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bosch_jax.report import human_bytes
 from models import cache as kv
 from models import registry
 from models.cache import CacheSpec
@@ -248,15 +247,16 @@ def table(records: list[dict], options: Options) -> Table:
     f"float32; per step; speed over ours, full; chunk = MiB to read {options.chunk} tokens of a prompt",
   )
   for column in (
-    "tokens", "contender", "KV cache", "share", "ms", "CPU ms", "tok/s", "speed", "CPU speed", "chunk",
+    "tokens", "contender", "KV MiB", "ms", "CPU ms", "tok/s", "speed", "by CPU", "chunk",
   ):  # fmt: skip
-    result.add_column(column, justify="left" if column == "contender" else "right")
+    left = column == "contender"
+    result.add_column(column, justify="left" if left else "right", no_wrap=left)
   for i, r in enumerate(records):
     if i and r["context"] != records[i - 1]["context"]:
       result.add_section()
     memory = r["prompt_temporary_bytes"]
     result.add_row(
-      str(r["context"]), r["contender"], human_bytes(r["kv_bytes"]), f"{r['kv_share']:.3f}",
+      str(r["context"]), r["contender"], f"{r['kv_bytes'] / 2**20:.1f}",
       f"{1e3 * r['wall_s']:.1f}", f"{1e3 * r['cpu_s']:.1f}", f"{r['tokens_per_s']:.1f}",
       f"{r['speedup']:.2f}x", f"{r['cpu_speedup']:.2f}x",
       "-" if memory is None else f"{memory / 2**20:.0f}",
