@@ -125,7 +125,9 @@ def test_the_exported_folder_is_the_trained_model(finished, world):
   assert np.abs(q).max() < 0.1 and np.abs(q).max() > 1e-4
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+  "how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_stopped_run_goes_on_bit_for_bit(finished, world, tmp_path, how):
   flags, env, _ = world
   folder = tmp_path / "b"
@@ -144,6 +146,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(finished, world, tmp_path, how):
   assert_bit_equal(folder, finished[0])
 
 
+@pytest.mark.slow
 def test_two_processes_take_the_same_steps_as_one(finished, world, tmp_path):
   flags, env, _ = world
   with socket.socket() as probe:

@@ -95,7 +95,17 @@ def test_the_same_seed_gives_the_same_mask_file_byte_for_byte(finished, model, t
   assert (tmp_path / "b" / "mask.json").read_bytes() == (finished[0] / "mask.json").read_bytes()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+SLOW = pytest.mark.slow  # the default suite has one kill, .ci/run all
+
+
+@pytest.mark.parametrize(
+  "how",
+  [
+    signal.SIGKILL,
+    pytest.param(signal.SIGINT, marks=SLOW),
+    pytest.param(signal.SIGTERM, marks=SLOW),
+  ],
+)
 def test_a_killed_run_resumes_to_the_identical_mask_and_scores_nothing_twice(
   finished, model, tmp_path, how
 ):
@@ -201,7 +211,7 @@ def test_all_full_and_all_local_need_no_search(model, tmp_path, ratio):
 @pytest.mark.parametrize(
   "flags",
   [
-    "--dtype bfloat16",
+    pytest.param("--dtype bfloat16", marks=SLOW),
     "--recipe paper --score accuracy --budget 40",
     "--recipe probes --solver nevergrad",
     "--task single --haystack essay --sinks 2 --seed 7",
@@ -223,6 +233,7 @@ def test_other_choices_run_to_the_end(model, tmp_path, flags, capsys):
   assert all(np.isfinite(result["held_out"]["mask"][f]) for f in ("nll", "nll_se", "exact_match"))
 
 
+@pytest.mark.slow
 def test_several_ratios_share_one_run_and_give_a_mask_each(model, tmp_path):
   folder = tmp_path / "g"
   arguments = ["select", "--model", model, *SMALL, "--out", folder, "--ratio", "0.25", "0.75"]

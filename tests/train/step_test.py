@@ -81,11 +81,13 @@ def test_accumulation_equals_the_large_batch():
   assert_same(run(small), run(large))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["dots", "full"])
 def test_remat_changes_nothing_but_memory(remat):
   assert_same(run(tiny_batch(), remat=remat), run(tiny_batch()))
 
 
+@pytest.mark.slow
 def test_bfloat16_is_near():
   means, gradient = run(tiny_batch(), dtype=jnp.bfloat16)
   wanted, _ = run(tiny_batch())
@@ -93,6 +95,7 @@ def test_bfloat16_is_near():
   assert all(g.dtype == jnp.float32 for g in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_only_the_chosen_parameters_are_trained():
   plan, state, frozen, _ = tiny_run(train="attn/(q|k)/")
   assert set(state.trained) == {"layers/attn/q/kernel", "layers/attn/k/kernel"}

@@ -174,6 +174,7 @@ def test_a_mask_is_what_the_scores_are_made_with(folder, mask):
     assert greedy == (log.argmax(-1) == wanted).all()
 
 
+@pytest.mark.slow
 def test_a_masked_model_generates_what_it_scores_as_greedy(folder, mask):
   hybrid = HybridLM(str(folder), str(mask), batch_size=2)
   contexts = [" ".join(WORDS), WORDS[2], WORDS[3]]
