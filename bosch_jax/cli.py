@@ -17,15 +17,16 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
 
   python run.py select                 find which heads can become local (a few minutes on a CPU)
   python run.py select --ratio 0.75    the same with three quarters of the head groups local
+  python run.py generate --mask M      text through the hybrid cache, streamed (--prompt, --chat)
+  python run.py export --mask M        a Hugging Face folder that torch runs with a hybrid cache
+  python run.py cpt --mask M           train the hybrid: brings back what local heads cost
   python run.py evaluate --mask M      measure masks on the needle tasks, by generation
   python run.py compare                all methods at all ratios: tables, plots, one report
   python run.py lm-eval --tasks gsm8k  tasks of lm-eval on a model, whole or with a mask
   python run.py models                 which model families can be run, and how each was verified
   python run.py info --model X         a model's layers, head groups, parameters and cache
   python run.py bench search           what scoring a mask costs, against plain loops in JAX and torch
-  python run.py export --mask M --out  a Hugging Face folder that torch runs with a hybrid cache
   python run.py bench rankings         what every rival's ranking costs and what its mask is worth
-  python run.py cpt --mask M.json      train the hybrid: brings back what local heads cost
   python run.py bench attention        what windows save in attention itself, against other libraries
   python run.py bench solvers          search algorithms on planted objectives, side by side
   python run.py bench decode           what a mask saves in generation: cache bytes and tokens/s
