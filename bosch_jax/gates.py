@@ -61,7 +61,7 @@ def select_heads(search: Search, assigned: Assignment) -> np.ndarray:
   """Stage 3: exchanges between any two groups, those in doubt first, the total kept.
 
   An exchange has to win by `confidence` standard errors: with a few contexts and many tries, luck
-  wins more than the small gains that gates leave (docs/results.md).
+  wins more than the small gains that gates leave.
 
   Returns:
     The mask, bool `[L, G]` with exactly K local groups.
