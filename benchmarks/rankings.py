@@ -20,7 +20,7 @@ from bosch_jax.progress import SearchProgress
 from bosch_jax.report import with_error
 from bosch_jax.results import held_out_scores
 from bosch_jax.search import search
-from bosch_jax.select import prompts
+from bosch_jax.select import calibration_prompts, prompts
 from bosch_jax.settings import SelectSettings
 from models import registry
 from models.errors import InputError
@@ -69,9 +69,8 @@ def measure(options: Options, progress=lambda text: None) -> dict:
   loaded = registry.load(options.model)
   for settings in every.values():
     settings.check_model(loaded.config)
-  calibration, held_out = (
-    prompts(loaded.tokenizer, settings, split) for split in ("calibration", "held_out")
-  )
+  (calibration,) = calibration_prompts(loaded.tokenizer, settings)
+  held_out = prompts(loaded.tokenizer, settings, "held_out", settings.held_out)
   found, rows = {}, {}
   for method, settings in every.items():
     progress(method)

@@ -56,7 +56,7 @@ def measure(options: Options, cores: int, devices: int, workers: int) -> list[fl
   from bosch_jax import devices as devices_lib
   from bosch_jax.device_options import DeviceOptions
   from bosch_jax.evaluator import Evaluator
-  from bosch_jax.select import prompts
+  from bosch_jax.select import calibration_prompts
   from bosch_jax.settings import SelectSettings
   from models import registry
 
@@ -66,7 +66,7 @@ def measure(options: Options, cores: int, devices: int, workers: int) -> list[fl
   loaded = registry.load(settings.model)
   mesh = devices_lib.start(DeviceOptions(mesh=f"data={devices}")) if devices > 1 else None
   evaluator = Evaluator(
-    loaded.config, loaded.params, prompts(loaded.tokenizer, settings, "calibration"),
+    loaded.config, loaded.params, calibration_prompts(loaded.tokenizer, settings)[0],
     settings.window, mesh=mesh, workers=workers or None,
   )  # fmt: skip
   rng = np.random.default_rng(0)

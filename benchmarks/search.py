@@ -30,7 +30,7 @@ from bosch_jax.progress import SearchProgress
 from bosch_jax.prompts import PromptSet
 from bosch_jax.scoring import Batch
 from bosch_jax.search import search
-from bosch_jax.select import prompts
+from bosch_jax.select import calibration_prompts
 from bosch_jax.settings import SearchOptions, SelectSettings
 from models import export, registry
 from models.attention import visible
@@ -234,7 +234,7 @@ def measure(options: Options, progress=lambda text: None) -> dict:
   )  # fmt: skip
   loaded = registry.load(settings.model)
   settings.check_model(loaded.config)
-  calibration = prompts(loaded.tokenizer, settings, "calibration")
+  (calibration,) = calibration_prompts(loaded.tokenizer, settings)
   plain = calibration.unpack().take(range(options.questions))
   few = [np.zeros((loaded.config.num_layers, loaded.config.num_groups), bool)]
   progress("matrix products")

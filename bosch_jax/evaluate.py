@@ -12,9 +12,9 @@ from bosch_jax import evaluate_report, interrupts, runs
 from bosch_jax.evaluate_settings import Columns, EvaluateSettings, columns
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.journal import Journal, mask_key
-from bosch_jax.select import weights_digest
 from bosch_jax.tasks.niah_tasks import TaskSet, make_task, string_match
 from models import registry
+from models.digest import weights_digest
 from models.generate import Generator
 from models.hybridize import hybridize
 from models.registry import Loaded

@@ -21,9 +21,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bosch_jax import memory, scoring
+from bosch_jax.contexts import Contexts
 from bosch_jax.device_options import AXIS
 from bosch_jax.journal import Journal, mask_key
-from bosch_jax.prompts import PADDING, PromptSet
+from bosch_jax.prompts import PromptSet
 from models.config import ModelConfig
 from models.transformer import Transformer
 
@@ -55,6 +56,8 @@ class Evaluator:
     config, params: the model.
     prompts: B contexts of Q packed questions.
     window: W of local heads, in tokens.
+    also: further lengths, as pairs of prompts and W; contexts are numbered in turns over all
+      lengths (`Contexts`).
     sinks: first tokens every head sees.
     backend: attention backend, None = automatic.
     journal: where scores are logged and read back from.
@@ -90,18 +93,21 @@ class Evaluator:
     state_bytes: int | None = None,
     mesh: Mesh | None = None,
     workers: int | None = None,
+    also: Sequence[tuple[PromptSet, int]] = (),
     calibration: int | None = None,
   ):
-    devices = 1 if mesh is None else mesh.size
+    devices, L = 1 if mesh is None else mesh.size, config.num_layers
     self.config, self.prompts, self.window, self._mesh = config, prompts, window, mesh
-    self.calibration = calibration or len(prompts)
+    sets, windows = zip((prompts, window), *also, strict=True)
+    self.contexts = Contexts(sets, windows)
+    self.calibration = calibration or len(self.contexts)
     self.params = params if mesh is None else jax.tree.map(self._everywhere, params)
-    self._padded = pad(prompts, devices)  # stored states are split along the tokens
+    self._padded = self.contexts.padded(devices)  # stored states are split along the tokens
     dtype = params["embed"]["embedding"].dtype
     params_bytes = sum(p.nbytes for p in jax.tree.leaves(params))
     plan = memory.plan(
       config,
-      self._padded.take(range(self.calibration)),
+      self._padded.longest(self.calibration),
       dtype.itemsize,
       params_bytes,
       devices,
@@ -118,12 +124,16 @@ class Evaluator:
     on_cores = mesh is None and jax.default_backend() == "cpu"
     self._workers = workers or (len(os.sched_getaffinity(0)) if on_cores else 1)
     self._pool = concurrent.futures.ThreadPoolExecutor(self._workers)
-    self._layer_flops, self._head_flops = forward_flops(config, prompts)
-    self._base = np.zeros((config.num_layers, config.num_groups), bool)
+    self._flops = [forward_flops(config, p.take([0])) for p in self.contexts.sets]
+    whole = [L * layer + head for layer, head in self._flops]
+    each = [whole[self.contexts.length(b)] for b in range(len(self.contexts))]
+    total = sum(each[: self.calibration])
+    self._share = [flops / total for flops in each]  # of a full pass
+    self._base = np.zeros((L, config.num_groups), bool)
     # For each context: slot -> the base's hidden states [T, D] at the input of layer slot * stride.
     # Slot 0, the embedding, is not stored.
-    self._states: list[dict[int, jax.Array]] = [{} for _ in range(len(prompts))]
-    self._paid = [0] * len(prompts)  # layers of the base whose inputs were charged for
+    self._states: list[dict[int, jax.Array]] = [{} for _ in each]
+    self._paid = [0] * len(each)  # layers of the base whose inputs were charged for
     self._logged = {
       (entry.get("mask") or entry["relaxed"], tuple(entry["contexts"])): entry
       for entry in self.journal.lines
@@ -185,22 +195,18 @@ class Evaluator:
       "relaxed": hashlib.sha256(share_LxG.tobytes()).hexdigest()[:24],
       "stage": self.stage,
       "contexts": list(contexts),
-      "cost": GRADIENT_PASSES * len(contexts) / self.calibration,
+      "cost": GRADIENT_PASSES * sum(self._share[b] for b in contexts),
     }
     logged = self._logged.get((entry["relaxed"], tuple(contexts)))
     if logged is None:
 
       def relax(share_PxLxG, rows):
-        inputs = self._inputs(share_PxLxG, rows)
-        return self._compiled.relax(self.params, *inputs, np.int32(self.window))
+        return self._compiled.relax(self.params, *self._inputs(share_PxLxG, rows))
 
       # One context a device: a backward pass holds more than the memory plan counts for a pair.
       devices = 1 if self._mesh is None else self._mesh.size
-      outputs = self._in_calls(relax, [(share_LxG, b) for b in contexts], devices)
-      loss_n, gradient_nxLxG = (
-        np.concatenate([np.asarray(o[k], np.float64) for o in outputs])[: len(contexts)]
-        for k in (0, 1)
-      )
+      outputs = self._in_calls(relax, [(share_LxG, b) for b in contexts], by_pair, devices)
+      loss_n, gradient_nxLxG = (np.array(o, np.float64) for o in zip(*outputs, strict=True))
       entry |= {"loss": float(loss_n.mean()), "gradient": gradient_nxLxG.mean(0).ravel().tolist()}
       self.journal.append([entry])
     else:
@@ -212,7 +218,7 @@ class Evaluator:
   def _score_new(self, masks: list[np.ndarray], slot: int, contexts: tuple[int, ...]) -> None:
     start = slot * self._stride
     spent = sum(self._pay_states(b, start) for b in contexts)
-    each = len(contexts) / self.calibration * (1.0 - self._layers_cost(start))
+    each = sum(self._share[b] * (1.0 - self._layers_cost(b, start)) for b in contexts)
     entries = [
       {
         "mask": mask_key(mask),
@@ -247,13 +253,12 @@ class Evaluator:
 
     def score(masks_PxLxG, rows):
       xs = tuple(self._state(b, slot) for b in rows)
-      scalars = np.int32(self.window), np.int32(slot * self._stride)
-      return self._compiled.score(self.params, xs, *self._inputs(masks_PxLxG, rows), *scalars)
+      start = np.int32(slot * self._stride)
+      return self._compiled.score(self.params, xs, *self._inputs(masks_PxLxG, rows), start)
 
-    outputs = self._in_calls(score, [(mask, b) for mask in masks for b in contexts])
+    outputs = self._in_calls(score, [(mask, b) for mask in masks for b in contexts], by_pair)
     shape = len(masks), len(contexts), -1
-    parts = [np.concatenate([np.asarray(o[k]) for o in outputs]) for k in (0, 1)]
-    return (part[: len(masks) * len(contexts)].reshape(shape) for part in parts)
+    return (np.array(part).reshape(shape) for part in zip(*outputs, strict=True))
 
   def _ensure_states(self, slot: int, contexts: Sequence[int]) -> None:
     """Computes the base's hidden states up to `slot`."""
@@ -261,24 +266,30 @@ class Evaluator:
     def advance(masks_PxLxG, rows):
       xs = tuple(self._state(b, s - 1) for b in rows)
       layers = np.int32((s - 1) * self._stride), np.int32(s * self._stride)
-      inputs = self._inputs(masks_PxLxG, rows)
-      return self._compiled.advance(self.params, xs, *inputs, np.int32(self.window), *layers)
+      return self._compiled.advance(self.params, xs, *self._inputs(masks_PxLxG, rows), *layers)
 
     for s in range(1, slot + 1):
       rows = [b for b in contexts if s not in self._states[b]]
-      outputs = self._in_calls(advance, [(self._base, b) for b in rows])
-      # The last call may be padded.
-      for b, x in zip(rows, (x for xs in outputs for x in xs), strict=False):
+      for b, x in zip(rows, self._in_calls(advance, [(self._base, b) for b in rows]), strict=True):
         self._states[b][s] = x
 
-  def _in_calls(self, function, pairs: list[tuple[np.ndarray, int]], size: int = 0) -> list:
-    """`function(masks, contexts)` of all pairs, `size` (or what the plan says) in one call."""
+  def _in_calls(
+    self, function, pairs: list[tuple[np.ndarray, int]], split: Callable = tuple, size: int = 0
+  ) -> list:
+    """`function(masks, contexts)` of all pairs, `size` (or what the plan says) in one call.
+
+    Returns:
+      For each pair what `split` makes of the output of its call.
+    """
     size = size or self._at_once
-    calls = [pairs[i : i + size] for i in range(0, len(pairs), size)]
-    calls = [call + [call[-1]] * (size - len(call)) for call in calls]
+    lengths = [[] for _ in self.contexts.sets]  # one call holds one length
+    for i, (_, b) in enumerate(pairs):
+      lengths[self.contexts.length(b)].append(i)
+    calls = [order[i : i + size] for order in lengths for i in range(0, len(order), size)]
 
     def run(call):
-      masks, rows = zip(*call, strict=True)
+      call = call + [call[-1]] * (size - len(call))
+      masks, rows = zip(*(pairs[i] for i in call), strict=True)
       return function(np.stack(masks), rows)
 
     if self._workers == 1:
@@ -287,19 +298,26 @@ class Evaluator:
         outputs.append(run(call))
         # One call computes while the next is prepared; more would fill the device with their inputs.
         jax.block_until_ready(outputs[-2:-1])
-      return outputs
-    return list(self._pool.map(lambda call: jax.block_until_ready(run(call)), calls))
+    else:
+      outputs = list(self._pool.map(lambda call: jax.block_until_ready(run(call)), calls))
+    made = {}
+    for call, output in zip(calls, outputs, strict=True):
+      made |= dict(zip(call, split(output), strict=False))  # the last call may be padded
+    return [made[i] for i in range(len(pairs))]
 
   def _state(self, context: int, slot: int) -> jax.Array:
     if slot:
       return self._states[context][slot]
-    return self._compiled.embed(self.params, self._padded.tokens_BxT[context])
+    return self._compiled.embed(self.params, self._padded.tokens(context))
 
-  def _inputs(self, masks_PxLxG: np.ndarray, rows: Sequence[int]) -> tuple:
-    batch = scoring.Batch.of(self._padded, rows)
+  def _inputs(self, masks_PxLxG: np.ndarray, contexts: Sequence[int]) -> tuple:
+    length = self.contexts.length(contexts[0])
+    rows = [self._padded.row(b) for b in contexts]
+    inputs = scoring.Batch.of(self._padded.sets[length], rows), masks_PxLxG
+    window = np.int32(self.contexts.windows[length])
     if self._mesh is None:
-      return batch, masks_PxLxG
-    return jax.tree.map(lambda x: self._put(x, PartitionSpec(AXIS)), (batch, masks_PxLxG))
+      return *inputs, window
+    return *jax.tree.map(lambda x: self._put(x, PartitionSpec(AXIS)), inputs), window
 
   def _everywhere(self, x):
     return self._put(x, PartitionSpec())
@@ -317,23 +335,17 @@ class Evaluator:
     apart from what is computed, so that a resumed run, whose states are gone, takes the same
     decisions about its budget."""
     paid, self._paid[context] = self._paid[context], max(self._paid[context], layer)
-    return self._layers_cost(max(0, layer - paid)) / self.calibration
+    return self._layers_cost(context, max(0, layer - paid)) * self._share[context]
 
-  def _layers_cost(self, layers: int) -> float:
-    return (
-      layers * self._layer_flops / (self.config.num_layers * self._layer_flops + self._head_flops)
-    )
+  def _layers_cost(self, context: int, layers: int) -> float:
+    """Share of these layers in a pass over a context."""
+    layer_flops, head_flops = self._flops[self.contexts.length(context)]
+    return layers * layer_flops / (self.config.num_layers * layer_flops + head_flops)
 
 
-def pad(prompts: PromptSet, multiple: int) -> PromptSet:
-  """The prompts with T rounded up to a multiple, by padding."""
-  extra = ((0, 0), (0, -prompts.tokens_BxT.shape[1] % multiple))
-  return dataclasses.replace(
-    prompts,
-    tokens_BxT=np.pad(prompts.tokens_BxT, extra),
-    positions_BxT=np.pad(prompts.positions_BxT, extra),
-    segments_BxT=np.pad(prompts.segments_BxT, extra, constant_values=PADDING),
-  )
+def by_pair(output: tuple) -> list[tuple]:
+  """Arrays `[P, ...]` of one call as P tuples, on the host."""
+  return list(zip(*map(np.asarray, output), strict=True))
 
 
 def common_prefix(a_LxG: np.ndarray, b_LxG: np.ndarray) -> int:

@@ -27,7 +27,7 @@ def layer_importance(search: Search) -> Importance:
   gradient of `gate_contexts` of the calibration contexts and `gate_pool` others, in shuffled turns:
   on few contexts, gates come to fit those."""
   options, evaluator = search.settings.search, search.evaluator
-  contexts = len(evaluator.prompts)
+  contexts = len(evaluator.contexts)
   size = min(options.gate_contexts, contexts)
   step_cost = GRADIENT_PASSES * size / evaluator.calibration
   solver = GatesSolver(

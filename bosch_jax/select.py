@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from bosch_jax import devices, interrupts, report, results, runs
+from bosch_jax.contexts import shares
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.journal import Journal
 from bosch_jax.niah import make_niah
@@ -39,13 +40,12 @@ def select(settings: SelectSettings) -> list[dict]:
   devices.on_first(lambda: runs.check_folder(folder, settings, **claim))
   settings.check_model(registry.load_config(settings.model))
   loaded = registry.load(settings.model, settings.dtype)
-  calibration, held_out = (
-    prompts(loaded.tokenizer, settings, split) for split in ("calibration", "held_out")
-  )
+  calibration = calibration_prompts(loaded.tokenizer, settings)
+  held_out = prompts(loaded.tokenizer, settings, "held_out", settings.held_out)
   header = {
     "fingerprint": loaded.config.fingerprint,
     "weights": weights_digest(loaded.params),
-    "prompts": calibration.digest,
+    "prompts": "+".join(p.digest for p in calibration),
     **runs.as_json(settings),
   }
   interrupts.check()
@@ -56,8 +56,9 @@ def select(settings: SelectSettings) -> list[dict]:
     evaluator = Evaluator(
       loaded.config,
       loaded.params,
-      calibration,
+      calibration[0],
       settings.window,
+      also=[(p, w) for p, (_, w) in zip(calibration[1:], settings.lengths[1:], strict=True)],
       sinks=settings.sinks,
       journal=journal,
       mesh=mesh,
@@ -115,8 +116,23 @@ def peak_memory() -> int:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def prompts(tokenizer, settings: SelectSettings, split: str) -> PromptSet:
-  """The calibration prompts of a run, and behind them those of the gates; or the held-out ones.
+def calibration_prompts(tokenizer, settings: SelectSettings) -> list[PromptSet]:
+  """The calibration prompts of a run, and behind them those of the gates: a set for each length.
+
+  Raises:
+    InputError: see `prompts`.
+  """
+  sizes = shares(settings.samples + settings.pool, len(settings.lengths))
+  return [
+    prompts(
+      tokenizer, dataclasses.replace(settings, also=(), context=c, window=w), "calibration", n
+    )
+    for (c, w), n in zip(settings.lengths, sizes, strict=True)
+  ]
+
+
+def prompts(tokenizer, settings: SelectSettings, split: str, samples: int) -> PromptSet:
+  """Prompts of one length.
 
   Raises:
     InputError: they do not fit the context, or a needle lies among the sinks (a local head would
@@ -126,7 +142,7 @@ def prompts(tokenizer, settings: SelectSettings, split: str) -> PromptSet:
     tokenizer,
     context=settings.context,
     window=settings.window,
-    samples=settings.samples + settings.pool if split == "calibration" else settings.held_out,
+    samples=samples,
     task=settings.task,
     haystack=settings.haystack,
     seed=settings.seed,

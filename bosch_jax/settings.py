@@ -127,6 +127,8 @@ class SelectSettings:
   """Tokens a local head sees, itself included."""
   context: int = 256
   """Tokens of one calibration prompt with its answer."""
+  also: tuple[str, ...] = ()
+  """Further calibration lengths as context:window, for example 512:64; the contexts are shared out evenly."""
   samples: int = 8
   """Calibration contexts, each with several questions."""
   budget: int = 55
@@ -194,8 +196,31 @@ class SelectSettings:
         self.sinks,
         f"must be 0 or more, and less than --context minus --window ({self.context - self.window})",
       )
+    self._check_lengths()
     if self.resume and self.force:
       raise InputError("--force and --resume", "", "contradict each other; give one of them")
+
+  def _check_lengths(self) -> None:
+    for text in self.also:
+      context, _, window = text.partition(":")
+      if not (context.isdecimal() and window.isdecimal() and 0 < int(window) < int(context)):
+        raise InputError(
+          "--also", text, "must be context:window, the window smaller; use for example 512:64"
+        )
+    if len(set(self.lengths)) <= len(self.also):
+      raise InputError(
+        "--also", " ".join(self.also), "must be lengths other than --context, each once"
+      )
+    if self.samples < len(self.lengths):
+      raise InputError(
+        "--samples", self.samples, f"must be {len(self.lengths)} or more: one for each length"
+      )
+    if self.also and self.method not in rankings.BY_SCORE:
+      raise InputError(
+        "--also",
+        " ".join(self.also),
+        f"cannot be used by --method {self.method}, which reads attention of one length; use bosch or nll",
+      )
 
   def check_model(self, config: ModelConfig) -> None:
     """What can only be checked once the model is known.
@@ -205,12 +230,13 @@ class SelectSettings:
         of groups reaches, or a budget below what the anchors and stage 1 cost.
     """
     solvers.require(self.search.solver)
-    if self.context > config.context:
-      raise InputError(
-        "--context",
-        self.context,
-        f"is beyond this model's {config.context} tokens; use at most that",
-      )
+    for flag, (context, _) in zip(
+      ("--context", *["--also"] * len(self.also)), self.lengths, strict=True
+    ):
+      if context > config.context:
+        raise InputError(
+          flag, context, f"is beyond this model's {config.context} tokens; use at most that"
+        )
     for ratio in self.ratio:
       local = num_local_for(ratio, config.total_groups)
       if (ratio > 0 and local == 0) or (ratio < 1 and local == config.total_groups):
@@ -259,6 +285,12 @@ class SelectSettings:
       return 0
     steps = self.search.gate_share * self.budget / self._step_cost
     return min(self.search.gate_pool, math.ceil(steps) * self.search.gate_contexts)
+
+  @property
+  def lengths(self) -> list[tuple[int, int]]:
+    """Context and window of every calibration length, the main one first."""
+    further = (tuple(map(int, text.split(":"))) for text in self.also)
+    return [(self.context, self.window), *further]
 
   @property
   def folder(self) -> pathlib.Path:

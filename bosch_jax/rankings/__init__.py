@@ -15,6 +15,8 @@ METHODS = (
   "rand", "intr", "bme", "dcam", "dcam-nosinks", "apl", "proxy", "qada", "razor", "fisher", "nll",
   "duo", "b-single", "b-multi", "b-layer",
 )  # fmt: skip
+# What looks at the model through scores of masks alone, so at contexts of any lengths.
+BY_SCORE = ("bosch", "rand", "intr", "bme", "nll", "b-single", "b-multi", "b-layer")
 DUO_LEAST_STEPS = 10  # with fewer, gates have hardly left their start
 
 

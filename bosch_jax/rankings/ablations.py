@@ -80,7 +80,7 @@ class LayerEvaluator:
     self._evaluator = evaluator
     self._groups = evaluator.config.num_groups
     self.config = dataclasses.replace(evaluator.config, num_groups=1)
-    self.prompts, self.calibration = evaluator.prompts, evaluator.calibration
+    self.contexts, self.calibration = evaluator.contexts, evaluator.calibration
 
   @property
   def cost(self) -> float:

@@ -25,6 +25,13 @@ BAD = [
   ("--sinks -1", "--sinks -1"),
   ("--sinks 224", "--sinks 224"),
   ("--resume --force", "--force"),
+  ("--also 512", "--also 512"),
+  ("--also 64:512", "--also 64:512"),
+  ("--also 512:-1", "--also 512:-1"),
+  ("--also 256:32", "--also 256:32"),
+  ("--also 512:64 512:64", "--also 512:64 512:64"),
+  ("--also 512:64 --samples 1", "--samples 1"),
+  ("--also 512:64 --method razor", "--also 512:64"),
   ("--score f1", "--score"),
   ("--bogus 1", "--bogus"),
   ("--screen 0", "--screen 0"),
@@ -107,6 +114,8 @@ def test_a_full_disk_is_one_sentence(monkeypatch, capsys):
 def test_what_depends_on_the_model_is_checked():
   with pytest.raises(InputError, match="--context 256: is beyond this model's 128 tokens"):
     SelectSettings().check_model(CONFIG)
+  with pytest.raises(InputError, match="--also 512: is beyond this model's 128 tokens"):
+    SelectSettings(context=100, window=10, also=("512:64",)).check_model(CONFIG)
   wide = ModelConfig(61, 4, 32, 6, 3, 8, 48, 1024)
   for ratio in (0.01, 0.99):
     with pytest.raises(InputError, match="cannot be reached"):

@@ -25,7 +25,7 @@ class PlantedEvaluator:
   def __init__(self, layers, groups, seed, contexts=8, noise=0.0, pairs=3):
     rng = np.random.default_rng(seed)
     self.config = ModelConfig(11, layers, 8, groups, groups, 2, 8, 64)
-    self.prompts, self.calibration = range(contexts), contexts
+    self.contexts, self.calibration = range(contexts), contexts
     self.cost_of = rng.exponential(0.05, layers * groups)
     self.pairs = [tuple(rng.choice(layers * groups, 2, replace=False)) for _ in range(pairs)]
     self.noise = rng.normal(0, noise, (contexts, layers * groups))
@@ -46,15 +46,15 @@ class PlantedEvaluator:
     for a, b in self.pairs:
       gradient[a] += 0.8 * s[b]
       gradient[b] += 0.8 * s[a]
-    self.cost += 3 * len(contexts) / len(self.prompts)
+    self.cost += 3 * len(contexts) / len(self.contexts)
     return float(np.mean([self.nll(s, c) for c in contexts])), gradient.reshape(share.shape)
 
   def score(self, masks, contexts=None):
-    contexts = list(self.prompts) if contexts is None else list(contexts)
+    contexts = list(self.contexts) if contexts is None else list(contexts)
     for mask in masks:
       new = {(mask.tobytes(), c) for c in contexts} - self.memo
       self.memo |= new
-      self.cost += len(new) / len(self.prompts)
+      self.cost += len(new) / len(self.contexts)
     nll = np.array([[[self.nll(mask, c)] for c in contexts] for mask in masks])
     return Scores(nll, nll < 0.2)
 

@@ -215,6 +215,7 @@ def test_all_full_and_all_local_need_no_search(model, tmp_path, ratio):
     "--recipe paper --score accuracy --budget 40",
     "--recipe probes --solver nevergrad",
     "--task single --haystack essay --sinks 2 --seed 7",
+    "--also 300:20",
   ],
 )
 def test_other_choices_run_to_the_end(model, tmp_path, flags, capsys):
