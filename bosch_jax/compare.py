@@ -15,6 +15,7 @@ from models import registry
 from models.errors import InputError
 from models.windows import write_json
 
+FREE = ("methods", "seeds")  # what a resumed comparison may have otherwise: cells of their own
 RESULTS = ("compare.json", "compare.md", "report.html", *compare_plots.FILES)
 
 
@@ -35,14 +36,15 @@ def compare(settings: CompareSettings) -> dict:
       "--coordinator", "", "is for one select at a time; run the cells as select commands instead"
     )
   folder, claim = settings.folder, {"resume": settings.resume, "force": settings.force}
-  runs.check_folder(folder, settings, **claim)
+  runs.check_folder(folder, settings, **claim, free=FREE)
   settings.check_model(config := registry.load_config(settings.model))
-  header = {"fingerprint": config.fingerprint, **runs.as_json(settings)}
-  journal = runs.open_run(folder, settings, header, **claim)  # holds the folder for this process
+  header = {"fingerprint": config.fingerprint, **runs.without(runs.as_json(settings), FREE)}
+  # Holds the folder for this process.
+  journal = runs.open_run(folder, settings, header, **claim, free=FREE)
   if not settings.resume:
     shutil.rmtree(folder / "cells", ignore_errors=True)
-    for name in RESULTS:
-      (folder / name).unlink(missing_ok=True)
+  for name in RESULTS:  # a report is of the methods and seeds asked for now
+    (folder / name).unlink(missing_ok=True)
   console = Console(stderr=True)
   for number, (method, seed) in enumerate(settings.cells, 1):
     interrupts.check()

@@ -210,6 +210,12 @@ def test_bad_settings_are_named(changes, named):
   assert str(error.value).startswith(named)
 
 
+def test_the_default_folder_does_not_depend_on_methods_and_seeds():
+  made = [CompareSettings(methods=m, seeds=s) for m, s in ((("all",), 3), (("nll",), 1))]
+  assert made[0].folder == made[1].folder != CompareSettings(ratios=(0.5,)).folder
+  assert made[0].folder.name == "compare-smollm2-135m-r0.25+0.5+0.75+0.875-w32-c256"
+
+
 def test_cells_are_select_runs_with_the_same_settings(settings):
   made = CompareSettings(
     ratios=(0.75, 0.5, 0.75), seeds=2, methods=("RAND,nll",), budget=9, out=settings.out
