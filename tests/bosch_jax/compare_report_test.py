@@ -61,7 +61,8 @@ def settings(tmp_path_factory):
           "all_local": held(4 + noise(seed)),
           "mask": held(NLL[method][i] + noise(seed)),
         },
-        "cost": {"full_forward_equivalents": 10.0 * (i + 1), "cpu_seconds": 7, "masks_scored": 3},
+        "cost": {"full_forward_equivalents": 10.0 * (i + 1), "alone": 30.0 - 4 * i}
+        | {"cpu_seconds": 7, "masks_scored": 3},
       }
       (cell / "result.json").write_text(json.dumps(result))
   yield made
@@ -103,9 +104,12 @@ def test_turnover_and_distances_by_hand(result):
   np.testing.assert_array_equal(result["local"]["bosch"]["0.25"], mask.local)
 
 
-def test_costs_are_those_of_whole_runs(result):
+def test_costs_are_those_of_whole_runs_and_of_a_ratio_alone(result):
   cost = result["cost"]["nll"]
   assert (cost["full_forward_equivalents"], cost["cpu_seconds"]) == (30.0, 7)
+  assert cost["alone"] == {"0.25": 30.0, "0.5": 26.0}
+  rows = {row[0]: row[1:] for row in compare_report.cost_rows(result)}
+  assert rows["NLL"] == ["30.0", "28.0", "3", "7"]
 
 
 def test_the_best_of_a_column_is_marked_and_what_is_as_good(result):
