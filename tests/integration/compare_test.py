@@ -115,6 +115,8 @@ def test_a_cell_is_what_select_finds_alone(stopped_and_resumed, model, tmp_path)
     ("--methods nobody", "--methods nobody"),
     ("--seeds 0", "--seeds 0"),
     ("--context 9999", "--context 9999"),
+    ("--context 150", "--context 150: is too short"),
+    ("--sinks 100", "--sinks 100"),
     ("--ratio 0.5", "--ratio"),
     ("--resume --force", "--force"),
   ],
