@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import pathlib
 import shutil
 
@@ -10,11 +11,14 @@ from rich.table import Table
 
 from bosch_jax import compare_html, compare_plots, compare_report, interrupts, runs
 from bosch_jax.compare_settings import CompareSettings
-from bosch_jax.select import select
+from bosch_jax.niah import SPLITS
+from bosch_jax.select import prompts, select
+from bosch_jax.settings import SelectSettings
 from models import registry
 from models.errors import InputError
 from models.windows import write_json
 
+FREE = ("methods", "seeds")  # what a resumed comparison may have otherwise: cells of their own
 RESULTS = ("compare.json", "compare.md", "report.html", *compare_plots.FILES)
 
 
@@ -35,15 +39,17 @@ def compare(settings: CompareSettings) -> dict:
       "--coordinator", "", "is for one select at a time; run the cells as select commands instead"
     )
   folder, claim = settings.folder, {"resume": settings.resume, "force": settings.force}
-  runs.check_folder(folder, settings, **claim)
+  runs.check_folder(folder, settings, **claim, free=FREE)
   settings.check_model(config := registry.load_config(settings.model))
-  header = {"fingerprint": config.fingerprint, **runs.as_json(settings)}
-  journal = runs.open_run(folder, settings, header, **claim)  # holds the folder for this process
+  console = Console(stderr=True)
+  check_prompts(settings, console)
+  header = {"fingerprint": config.fingerprint, **runs.without(runs.as_json(settings), FREE)}
+  # Holds the folder for this process.
+  journal = runs.open_run(folder, settings, header, **claim, free=FREE)
   if not settings.resume:
     shutil.rmtree(folder / "cells", ignore_errors=True)
-    for name in RESULTS:
-      (folder / name).unlink(missing_ok=True)
-  console = Console(stderr=True)
+  for name in RESULTS:  # a report is of the methods and seeds asked for now
+    (folder / name).unlink(missing_ok=True)
   for number, (method, seed) in enumerate(settings.cells, 1):
     interrupts.check()
     run_cell(settings, method, seed, console, f"{number} of {len(settings.cells)}")
@@ -65,6 +71,28 @@ def compare(settings: CompareSettings) -> dict:
   return result
 
 
+def check_prompts(settings: CompareSettings, console: Console) -> None:
+  """Makes the prompts of every cell that is not finished, so that none of them fails hours later.
+
+  Raises:
+    InputError: see `select.prompts`.
+  """
+  waiting = {
+    seed: settings.cell(method, seed)  # prompts are the same for all methods
+    for method, seed in settings.cells
+    if not (settings.resume and finished(settings.cell(method, seed)))
+  }
+  with console.status("making the prompts of all seeds"):
+    tokenizer = registry.load_tokenizer(settings.model) if waiting else None
+    for cell, split in itertools.product(waiting.values(), SPLITS):
+      interrupts.check()
+      prompts(tokenizer, cell, split)
+
+
+def finished(cell: SelectSettings) -> bool:
+  return (cell.folder / "result.json").exists()
+
+
 def run_cell(
   settings: CompareSettings, method: str, seed: int, console: Console, number: str
 ) -> None:
@@ -74,7 +102,7 @@ def run_cell(
     InputError: the cell's folder holds a run with other settings, or what `select` raises.
   """
   cell = settings.cell(method, seed)
-  if (cell.folder / "result.json").exists():
+  if finished(cell):
     runs.check_folder(cell.folder, cell, resume=True, force=False)
     return
   resumed = settings.cell(method, seed, resume=(cell.folder / runs.JOURNAL).exists())

@@ -25,7 +25,7 @@ def draw(folder: pathlib.Path, result: dict) -> None:
 
 
 def cost(plt, result: dict):
-  """A panel per ratio: held-out NLL over what the run of a method took."""
+  """A panel per ratio: held-out NLL over what this ratio alone takes by a method."""
   ratios, methods = result["ratios"], result["methods"]
   figure, panels = plt.subplots(
     1, len(ratios), squeeze=False, figsize=(1.6 + 3 * len(ratios), 4.2), layout="constrained"
@@ -35,7 +35,7 @@ def cost(plt, result: dict):
     for i, method in enumerate(methods):
       entry = result["table"][method][f"{ratio:g}"]
       panel.errorbar(
-        max(result["cost"][method]["full_forward_equivalents"], 0.5),
+        max(result["cost"][method]["alone"][f"{ratio:g}"], 0.5),
         entry["nll"],
         yerr=entry["nll_se"] or 0.0,
         fmt=_MARKERS[i % len(_MARKERS)],
@@ -50,7 +50,7 @@ def cost(plt, result: dict):
     panel.yaxis.set_minor_formatter("{x:g}")
     panel.tick_params(which="both", labelsize=8)
     panel.set_title(f"{ratio:g} local", fontsize=10)
-    panel.set_xlabel("full passes, all ratios")
+    panel.set_xlabel("full passes")
   panels[0][0].set_ylabel("held-out answer NLL (dotted: full attention)")
   handles, labels = panels[0][0].get_legend_handles_labels()
   figure.legend(

@@ -32,7 +32,8 @@ def summary(settings: CompareSettings) -> dict:
     Besides what was compared: `cells`, every mask with its own figures; `anchors` and
     `table[method][ratio]`, means over all held-out contexts of all seeds with their standard errors
     (`_se`) and the standard deviation of the seeds' own means (`_seed_sd`, None for one seed);
-    `cost[method]`, the mean over seeds of what all ratios took together; `paired[method][ratio]`,
+    `cost[method]`, the means over seeds of what all ratios took together and, as `alone[ratio]`, of what
+    one takes in a run of its own; `paired[method][ratio]`,
     the mean difference to `reference` over the same contexts and its standard error; `best[ratio]`,
     the method of lowest NLL; `turnover[method]["a-b"]`, head turnover between two ratios, and
     `jaccard[ratio]`, the distances between the methods' masks, both averaged over seeds; `local`,
@@ -78,6 +79,10 @@ def summary(settings: CompareSettings) -> dict:
         [masks[method, ratio, seed].local for seed in seeds], axis=0
       ).tolist()
     costs[method] = _cost([[results[method, ratio, s] for ratio in settings.ratios] for s in seeds])
+    costs[method]["alone"] = {
+      f"{ratio:g}": float(np.mean([results[method, ratio, s]["cost"]["alone"] for s in seeds]))
+      for ratio in settings.ratios
+    }
     turnover[method] = {
       f"{a:g}-{b:g}": float(
         np.mean([masks[method, a, s].turnover(masks[method, b, s]) for s in seeds])
@@ -197,13 +202,14 @@ def paired_rows(result: dict) -> list[list[str]]:
 
 
 def cost_rows(result: dict) -> list[list[str]]:
-  rows = [["method", "full passes, all ratios", "masks scored", "CPU seconds"]]
+  rows = [["method", "passes, all ratios", "one ratio alone", "masks scored", "CPU seconds"]]
   for method in result["methods"]:
     cost = result["cost"][method]
     rows.append(
       [
         title(method),
         f"{cost['full_forward_equivalents']:.1f}",
+        f"{np.mean(list(cost['alone'].values())):.1f}",
         f"{cost['masks_scored']:.0f}",
         f"{cost['cpu_seconds']:.0f}",
       ]
@@ -254,7 +260,9 @@ def sections(result: dict) -> list[tuple[str, str, list[list[str]] | None, str |
     (
       "Cost against quality",
       "One pass is a full-attention forward over the calibration prompts, a backward pass counts as two. A"
-      " run makes the masks of all ratios, and its whole cost is shown; mean over seeds.",
+      " run makes the masks of all ratios: first its whole cost, with what the ratios share counted once, then"
+      " that of a ratio in a run of its own, mean over ratios; all of them means over seeds. The plot shows a"
+      " ratio alone.",
       cost_rows(result),
       "cost.png",
     )

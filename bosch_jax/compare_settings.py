@@ -23,7 +23,7 @@ class CompareSettings(SelectSettings):
   """Compare methods at several ratios, over several seeds: tables, plots and one report.
 
   Every method and seed is a run of `select` of its own, for all ratios, in a folder below `cells`;
-  finished ones are not repeated.
+  finished ones are not repeated. With --resume, --methods and --seeds may be others than before.
   """
 
   ratio: tyro.conf.Suppress[tyro.conf.Fixed[tuple[float, ...]]] = (0.5,)
@@ -67,11 +67,11 @@ class CompareSettings(SelectSettings):
 
   @property
   def folder(self) -> pathlib.Path:
-    """Where the comparison is written."""
+    """Where the comparison is written; the same for any methods and seeds, which may grow."""
     if self.out is not None:
       return pathlib.Path(self.out)
-    name = self.cell(self.methods[0], 1, out=None).folder.name
-    return pathlib.Path("runs") / f"compare-{name.removesuffix('-s1')}"
+    model, _, rest = self.cell("bosch", 1, out=None).folder.name.rpartition("-bosch-")
+    return pathlib.Path("runs") / f"compare-{model}-{rest.replace('-s1', '', 1)}"
 
   def cell(self, method: str, seed: int, **changes) -> SelectSettings:
     """The settings of one run of `select`; `changes` as in `dataclasses.replace`."""

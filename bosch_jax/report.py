@@ -75,6 +75,8 @@ def markdown_table(results: list[dict]) -> list[str]:
 def markdown(result: dict) -> str:
   """report.md: the table, what it means, what it cost and how it was found."""
   cost, stages = result["cost"], result["stages"]
+  alone = f" ({cost['alone']:.1f} if this ratio were searched alone)"
+  shared = alone if cost["alone"] - cost["full_forward_equivalents"] > 0.05 else ""
   warning = ["", f"**Warning: {result['warning']}**"] if result["warning"] else []
   lines = [
     f"# Head mask for {result['model']}",
@@ -93,7 +95,7 @@ def markdown(result: dict) -> str:
     "|---|---|---|---|",
     *(f"| {s['name']} | {s['what']} | {s['nll']:.3f} | {s['cost']:.1f} |" for s in stages),
     "",
-    f"Cost: {cost['full_forward_equivalents']:.1f} full forward passes over the calibration set; the whole run scored"
+    f"Cost: {cost['full_forward_equivalents']:.1f} full forward passes over the calibration set{shared}; the whole run scored"
     f" {cost['masks_scored']} masks in {cost['cpu_seconds']:.0f} CPU seconds, {cost['wall_seconds']:.0f} s on the clock, and its"
     f" held-out table took {cost['held_out_forward_equivalents']:.1f} passes more.",
     "",

@@ -65,7 +65,7 @@ def as_json(
     "stages": found.stages,
     "layers": found.layers,
     "held_out": held_out,
-    "cost": {"full_forward_equivalents": found.cost, **spent},
+    "cost": {"full_forward_equivalents": found.cost, "alone": found.alone, **spent},
     "kv": kv_facts(loaded.config, found.mask, settings),
   }
 

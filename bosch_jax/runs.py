@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+from collections.abc import Collection
 
 from bosch_jax.journal import FORMAT as JOURNAL_FORMAT
 from bosch_jax.journal import Journal
@@ -17,23 +18,30 @@ RESULTS = ("mask.json", "mask.png", "result.json", "report.md")
 
 
 def open_run(
-  folder: pathlib.Path, settings: object, header: dict, *, resume: bool, force: bool
+  folder: pathlib.Path,
+  settings: object,
+  header: dict,
+  *,
+  resume: bool,
+  force: bool,
+  free: Collection[str] = (),
 ) -> Journal:
   """Claims the folder of a run: its journal, locked, then config.json; old results are removed.
 
   Args:
     folder: where to.
     settings: a frozen dataclass; what config.json records (and what a resumed run must equal,
-      but for `NOT_RECORDED`).
+      but for `NOT_RECORDED` and `free`).
     header: of the journal.
     resume: go on with what is there, if there is a run.
     force: start over, discarding an earlier run.
+    free: fields that a resumed run may have otherwise; config.json then records the newer ones.
 
   Raises:
     InputError: the folder is in use, cannot be written, or holds a run with other settings or
       something else than a run.
   """
-  check_folder(folder, settings, resume=resume, force=force)
+  check_folder(folder, settings, resume=resume, force=force, free=free)
   try:
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / JOURNAL, header, resume)
@@ -48,7 +56,14 @@ def open_run(
   return journal
 
 
-def check_folder(folder: pathlib.Path, settings: object, *, resume: bool, force: bool) -> None:
+def check_folder(
+  folder: pathlib.Path,
+  settings: object,
+  *,
+  resume: bool,
+  force: bool,
+  free: Collection[str] = (),
+) -> None:
   """What `open_run` would refuse, checked without touching anything (before a model is loaded)."""
   try:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -65,7 +80,7 @@ def check_folder(folder: pathlib.Path, settings: object, *, resume: bool, force:
   if resume and only_claimed:
     return  # the journal's header says whether it is the same run
   if resume:
-    _check_same(folder, stored, as_json(settings))
+    _check_same(folder, stored, without(as_json(settings), free))
   elif not force:
     raise InputError(
       "--out",
@@ -100,6 +115,11 @@ def as_json(settings: object) -> dict:
   for field in NOT_RECORDED:
     record.pop(field, None)
   return json.loads(json.dumps(record, default=str))  # as it is read back: tuples are lists
+
+
+def without(record: dict, fields: Collection[str]) -> dict:
+  """The record but for these fields."""
+  return {field: value for field, value in record.items() if field not in fields}
 
 
 def _check_same(folder: pathlib.Path, stored: dict, record: dict) -> None:

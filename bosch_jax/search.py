@@ -7,6 +7,7 @@ import numpy as np
 from bosch_jax import gates, interrupts, paper, stages
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.progress import SearchProgress
+from bosch_jax.rankings.base import Ranking
 from bosch_jax.rankings.registry import RANKINGS, rank
 from bosch_jax.settings import SelectSettings
 from models.windows import HeadMask
@@ -22,11 +23,13 @@ class Found:
     mask: exactly round-half-up(ratio * N) local groups.
     anchors: calibration scores of the two anchor masks, `{"full": ..., "all_local": ...}`.
     stages: for each stage its name, what it did, the calibration NLL of its mask and its cost, that
-      of scoring this mask included; for a ranking also `ranking_cost`, without it.
+      of scoring this mask included; for a ranking also `ranking_cost`, what the ranking takes without
+      it, even where an earlier ratio has paid for it.
     layers: for each layer its weight, number of local groups and what its groups cost; a ranking's
       scores take the place of costs.
     warning: what makes the result doubtful, or None.
-    cost: full-forward equivalents spent.
+    cost: full-forward equivalents spent on this ratio; those of a run's ratios add up to what it took.
+    alone: the same with the anchors and the ranking that an earlier ratio has paid for.
   """
 
   mask: HeadMask
@@ -35,10 +38,15 @@ class Found:
   layers: list[dict]
   warning: str | None
   cost: float
+  alone: float
 
 
 def search(
-  evaluator: Evaluator, settings: SelectSettings, ratio: float, progress: SearchProgress
+  evaluator: Evaluator,
+  settings: SelectSettings,
+  ratio: float,
+  progress: SearchProgress,
+  known: dict[str, Ranking] | None = None,
 ) -> Found:
   """Runs the search that the settings ask for, for one of their ratios.
 
@@ -48,6 +56,7 @@ def search(
     settings: of the run.
     ratio: the share of groups that become local.
     progress: told after every batch of scores.
+    known: rankings that earlier ratios of the run have made (see `rank`).
   """
   config = evaluator.config
   began, log = evaluator.cost, []
@@ -71,12 +80,15 @@ def search(
       f"by {settings.score}, full attention is no better than all local on these prompts, so they do not "
       "show what a head is needed for; use another model, a smaller --context or --score nll"
     )
+  shared = stages.ANCHORS - (evaluator.cost - began)
   note("anchor", "full attention", np.zeros(s.shape, bool))
   if s.num_local in (0, config.total_groups):
     mask, cost = np.full(s.shape, s.num_local > 0), np.zeros(s.shape)
     weights = np.zeros(len(mask))
   elif settings.method != "bosch":
-    ranking = rank(settings.method, s, RECIPES[settings.search.recipe])
+    before = evaluator.cost
+    ranking = rank(settings.method, s, RECIPES[settings.search.recipe], known)
+    shared += ranking.cost - (evaluator.cost - before)
     mask, cost = ranking.mask(s.num_local), ranking.score_LxG
     weights = stages.weights(cost - cost.min())
     note(settings.method, RANKINGS[settings.method][0], mask, ranking_cost=ranking.cost)
@@ -104,4 +116,5 @@ def search(
     ],
     warning,
     evaluator.cost - began,
+    evaluator.cost - began + shared,
   )

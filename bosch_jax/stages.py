@@ -20,6 +20,7 @@ STAGES = (
   "adaptive ratios: layers to buckets to the exact budget",
   "grouped head selection: layers of equal ratio together",
 )
+ANCHORS = 2.0  # full-forward equivalents of scoring full attention and all local
 
 
 class Search:
@@ -42,12 +43,13 @@ class Search:
     self.evaluator, self.settings, self.ratio = evaluator, settings, ratio
     self.num_local = num_local_for(ratio, config.total_groups)
     self.shape = (config.num_layers, config.num_groups)
-    self._began = evaluator.cost
     self.all_contexts = tuple(range(evaluator.calibration))
     self.best_nll: float | None = None
     self._objectives: dict[tuple[int, ...], Objective] = {}
     evaluator.stage = "anchors"
     self.objective = self._objective(self.all_contexts)
+    # Counted to every ratio, though only the first one of a run has to score them.
+    self._began = evaluator.cost - ANCHORS
 
   def some(self, share: float, turn: int = 0) -> tuple[int, ...]:
     """About this share of the contexts, to screen candidates on. Turns go round all contexts, so

@@ -70,6 +70,16 @@ def load_config(model: str) -> ModelConfig:
   return gguf_loader.config_of(open_gguf(path))
 
 
+def load_tokenizer(model: str) -> Tokenizer:
+  """The tokenizer of a model, without reading its weights.
+
+  Raises:
+    InputError: unknown or unreadable model.
+  """
+  path = resolve(model, weights=False)
+  return Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_gguf(open_gguf(path))
+
+
 def load(model: str = DEFAULT, dtype=jnp.float32, sharding=None) -> Loaded:
   """Configuration, parameters and tokenizer of a model.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from bosch_jax.evaluator import Evaluator, Scores
 from bosch_jax.rankings.base import Context, spread
-from bosch_jax.stages import Search, optimise
+from bosch_jax.stages import ANCHORS, Search, optimise
 
 
 def b_single(context: Context) -> np.ndarray:
@@ -58,7 +58,7 @@ def b_layer(context: Context) -> np.ndarray:
   whole = context.search.num_local // G
   cost_L, local_L = np.zeros(L), np.zeros(L, bool)
   if 0 < whole < L:
-    left = max(1, int(context.search.left))
+    left = max(1, int(context.search.left)) + int(ANCHORS)  # which are scored
     settings = dataclasses.replace(context.search.settings, budget=left)
     search = Search(LayerEvaluator(context.evaluator), settings, whole / L)
     importance = context.recipe.layer_importance(search)

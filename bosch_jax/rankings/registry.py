@@ -28,8 +28,13 @@ RANKINGS: dict[str, tuple[str, Callable[[Context], np.ndarray]]] = {
   "b-layer": ("the search over whole layers", ablations.b_layer),
 }
 
+# Those whose scores depend on K, the number of local groups; the others serve every ratio.
+BY_RATIO = frozenset({"intr", "bme", "b-single", "b-multi", "b-layer"})
 
-def rank(method: str, search: Search, recipe: ModuleType) -> Ranking:
+
+def rank(
+  method: str, search: Search, recipe: ModuleType, known: dict[str, Ranking] | None = None
+) -> Ranking:
   """Ranks all head groups.
 
   The same seed gives the same ranking, so a resumed run computes it again; what went through the
@@ -39,7 +44,13 @@ def rank(method: str, search: Search, recipe: ModuleType) -> Ranking:
     method: a key of `RANKINGS`.
     search: holds the model behind its evaluator, the settings, and K.
     recipe: module of the three stages, for the ablations.
+    known: rankings of this run by method, which serve further ratios as they are; filled here.
   """
+  if known and method in known:
+    return known[method]
   before = search.evaluator.cost
   score_LxG = RANKINGS[method][1](Context(search, recipe))
-  return Ranking(np.asarray(score_LxG, np.float64), search.evaluator.cost - before)
+  ranking = Ranking(np.asarray(score_LxG, np.float64), search.evaluator.cost - before)
+  if known is not None and method not in BY_RATIO:
+    known[method] = ranking
+  return ranking

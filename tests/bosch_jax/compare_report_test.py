@@ -61,7 +61,8 @@ def settings(tmp_path_factory):
           "all_local": held(4 + noise(seed)),
           "mask": held(NLL[method][i] + noise(seed)),
         },
-        "cost": {"full_forward_equivalents": 10.0 * (i + 1), "cpu_seconds": 7, "masks_scored": 3},
+        "cost": {"full_forward_equivalents": 10.0 * (i + 1), "alone": 30.0 - 4 * i}
+        | {"cpu_seconds": 7, "masks_scored": 3},
       }
       (cell / "result.json").write_text(json.dumps(result))
   yield made
@@ -103,9 +104,12 @@ def test_turnover_and_distances_by_hand(result):
   np.testing.assert_array_equal(result["local"]["bosch"]["0.25"], mask.local)
 
 
-def test_costs_are_those_of_whole_runs(result):
+def test_costs_are_those_of_whole_runs_and_of_a_ratio_alone(result):
   cost = result["cost"]["nll"]
   assert (cost["full_forward_equivalents"], cost["cpu_seconds"]) == (30.0, 7)
+  assert cost["alone"] == {"0.25": 30.0, "0.5": 26.0}
+  rows = {row[0]: row[1:] for row in compare_report.cost_rows(result)}
+  assert rows["NLL"] == ["30.0", "28.0", "3", "7"]
 
 
 def test_the_best_of_a_column_is_marked_and_what_is_as_good(result):
@@ -208,6 +212,12 @@ def test_bad_settings_are_named(changes, named):
   with pytest.raises(InputError) as error:
     CompareSettings(**changes)
   assert str(error.value).startswith(named)
+
+
+def test_the_default_folder_does_not_depend_on_methods_and_seeds():
+  made = [CompareSettings(methods=m, seeds=s) for m, s in ((("all",), 3), (("nll",), 1))]
+  assert made[0].folder == made[1].folder != CompareSettings(ratios=(0.5,)).folder
+  assert made[0].folder.name == "compare-smollm2-135m-r0.25+0.5+0.75+0.875-w32-c256"
 
 
 def test_cells_are_select_runs_with_the_same_settings(settings):

@@ -44,6 +44,15 @@ def test_resuming_with_other_settings_is_refused_by_name(tmp_path):
     open_run(folder, Settings(ratio=0.75), resume=True, force=False)
 
 
+def test_free_fields_may_change_and_the_newer_ones_are_recorded(tmp_path):
+  claim = {"resume": True, "force": False, "free": ("ratio",)}
+  for ratio in (0.5, 0.75):
+    folder = open_run(tmp_path / "a", Settings(ratio=ratio), **claim)
+    assert json.loads((folder / "config.json").read_text())["ratio"] == ratio
+  with pytest.raises(InputError, match=r"--ratio 0\.5"):
+    open_run(folder, Settings(), resume=True, force=False)
+
+
 @pytest.mark.parametrize("kept", [0, 5, 999])
 def test_a_run_killed_before_its_settings_were_written_can_go_on(tmp_path, kept):
   """The journal is there first, because it is the lock."""

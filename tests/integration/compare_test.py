@@ -1,6 +1,7 @@
 """`python run.py compare`, as a user runs it: cells of `select`, stopped and gone on with."""
 
 import json
+import shutil
 import signal
 import time
 
@@ -78,6 +79,24 @@ def test_a_comparison_leaves_its_files_and_figures(stopped_and_resumed):
   assert "BOSCH" in out and "0.75 local" in out
 
 
+def test_methods_and_seeds_may_be_others_on_resume(stopped_and_resumed, model, tmp_path, capsys):
+  folder = shutil.copytree(stopped_and_resumed[0], tmp_path / "a")
+  before = {p: p.read_bytes() for p in (folder / "cells").rglob("*") if p.is_file()}
+  arguments = ["compare", "--model", str(model), *FLAGS, "--out", str(folder), "--resume"]
+  assert cli.main([*arguments, "--methods", "rand", "bosch", "--seeds", "1"]) == 0
+  err = capsys.readouterr().err
+  assert "cell 2 of 2: rand, seed 1" in err and "cell 1 of 2" not in err
+  assert before == {path: path.read_bytes() for path in before}
+  result = json.loads((folder / "compare.json").read_text())
+  assert (result["methods"], result["seeds"]) == (["bosch", "rand"], 1)
+  assert "RAND" in (folder / "compare.md").read_text()
+
+  # What was asked for at first is made of the finished cells, in moments.
+  assert cli.main(arguments) == 0
+  again = json.loads((folder / "compare.json").read_text())
+  assert again == json.loads((stopped_and_resumed[0] / "compare.json").read_text())
+
+
 @pytest.mark.slow
 def test_a_cell_is_what_select_finds_alone(stopped_and_resumed, model, tmp_path):
   flags = ("--ratio", "0.5", "0.75", "--seed", "2", "--out", tmp_path / "alone")
@@ -96,6 +115,8 @@ def test_a_cell_is_what_select_finds_alone(stopped_and_resumed, model, tmp_path)
     ("--methods nobody", "--methods nobody"),
     ("--seeds 0", "--seeds 0"),
     ("--context 9999", "--context 9999"),
+    ("--context 150", "--context 150: is too short"),
+    ("--sinks 100", "--sinks 100"),
     ("--ratio 0.5", "--ratio"),
     ("--resume --force", "--force"),
   ],
@@ -112,5 +133,7 @@ def test_other_settings_are_refused_on_resume(stopped_and_resumed, model, capsys
   arguments = ["compare", "--model", str(model), *FLAGS, "--out", str(stopped_and_resumed[0])]
   assert cli.main([*arguments, "--resume", "--budget", "26"]) == 2
   assert "--budget" in capsys.readouterr().err
+  assert cli.main([*arguments, "--resume", "--ratios", "0.25", "0.5", "0.75"]) == 2
+  assert "--ratios" in (err := capsys.readouterr().err) and "another --out" in err
   assert cli.main(arguments) == 2
   assert "already used" in capsys.readouterr().err

@@ -41,7 +41,7 @@ def test_every_method_runs_to_the_end_and_resumes_to_the_same_mask(model, tmp_pa
   assert ranking["name"] == method and np.isfinite(ranking["nll"])
   # Two anchors, the ranking, and the score of its mask, unless that was scored on the way.
   assert ranking["ranking_cost"] + 2 <= cost <= ranking["ranking_cost"] + 3 + 1e-9
-  assert cost <= 25 + 5  # the budget, but for what was under way
+  assert result["cost"]["alone"] == cost <= 25 + 5  # the budget, but for what was under way
   if rankings.least_passes(method, 4, 3, 4, 0.0) == 0 and not method.startswith("b-"):
     assert ranking["ranking_cost"] == 0
   else:

@@ -17,6 +17,7 @@ def test_gguf_path(tmp_path):
   assert (loaded.name, loaded.config) == ("tiny.gguf", TINY)
   assert registry.load_config(str(path)) == TINY
   assert loaded.tokenizer.vocab_size == TINY.vocab_size
+  assert registry.load_tokenizer(str(path)).encode("ab") == loaded.tokenizer.encode("ab")
   assert loaded.params["layers"]["attn"]["q"]["kernel"].shape == (2, 64, 4, 32)
 
 
@@ -30,7 +31,7 @@ def test_a_replaced_file_is_read_again(tmp_path):
 
 @pytest.mark.parametrize("model", ["", "gpt2", "Qwen/Qwen3-1.7B", "smollm2", "."])
 def test_anything_else_is_refused(model):
-  for function in (registry.load, registry.load_config, registry.resolve):
+  for function in (registry.load, registry.load_config, registry.load_tokenizer, registry.resolve):
     with pytest.raises(InputError) as info:
       function(model)
     message = str(info.value)

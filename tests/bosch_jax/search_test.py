@@ -1,0 +1,82 @@
+"""Several ratios in one run: what they share is worked out once, and costs are told apart."""
+
+import pytest
+from rich.console import Console
+
+from bosch_jax import rankings
+from bosch_jax.evaluator import Evaluator
+from bosch_jax.progress import SearchProgress
+from bosch_jax.rankings import attention, gradients
+from bosch_jax.rankings.registry import BY_RATIO
+from bosch_jax.search import search
+from bosch_jax.settings import SelectSettings
+from tests.bosch_jax.rankings import handmade
+from tests.bosch_jax.rankings.handmade import CONFIG, WINDOW
+
+RATIOS = (2 / 6, 3 / 6, 4 / 6, 5 / 6)
+SHARED = [method for method in rankings.METHODS if method not in BY_RATIO]
+
+
+@pytest.fixture
+def work(monkeypatch):
+  """Calls of everything that a ranking computes with."""
+  calls = {}
+
+  def counted(owner, name):
+    real, calls[name] = getattr(owner, name), 0
+
+    def call(*args, **kwargs):
+      calls[name] += 1
+      return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+
+  counted(attention, "_observe")
+  counted(gradients, "_distill")
+  counted(gradients, "_full_hidden")
+  counted(Evaluator, "relax")
+  return calls
+
+
+def run(method, ratios, budget=14):
+  evaluator = Evaluator(CONFIG, handmade.params(), handmade.prompts(), WINDOW)
+  settings = SelectSettings(method=method, window=WINDOW, context=64, budget=budget, ratio=ratios)
+  quiet, known = SearchProgress(Console(quiet=True), budget), {}
+  return [search(evaluator, settings, ratio, quiet, known) for ratio in ratios], evaluator
+
+
+@pytest.mark.parametrize("method", SHARED)
+def test_a_ranking_is_made_once_for_all_ratios(work, method):
+  (one,), evaluator = run(method, RATIOS[-1:])
+  calls, scored = dict(work), evaluator.masks_scored
+  work.update(dict.fromkeys(work, 0))
+  found, evaluator = run(method, RATIOS)
+  assert work == calls
+  assert evaluator.masks_scored <= scored + len(RATIOS) - 1
+  assert sum(f.cost for f in found) == pytest.approx(evaluator.cost)  # what was truly spent
+  assert sum(f.cost for f in found[1:]) <= len(RATIOS) - 1  # the scores of their masks
+  for f in found:
+    assert f.stages[-1]["ranking_cost"] == pytest.approx(one.stages[-1]["ranking_cost"])
+    assert 2 + one.stages[-1]["ranking_cost"] <= f.alone <= one.alone + 1
+  assert one.alone == one.cost and found[0].alone == found[0].cost
+  assert found[-1].alone == pytest.approx(one.alone)
+  assert found[-1].mask == one.mask
+
+
+@pytest.mark.parametrize("method", sorted(BY_RATIO))
+def test_what_depends_on_the_ratio_is_made_for_each(method):
+  found, _ = run(method, RATIOS)
+  for ratio, f in zip(RATIOS, found, strict=True):
+    (alone,), _ = run(method, (ratio,))
+    assert f.mask == alone.mask, ratio
+
+
+@pytest.mark.parametrize("method", ["bosch", "b-layer"])
+def test_every_ratio_has_the_same_budget(work, method):
+  """The anchors, scored once, count to each: the second ratio trains its gates as it would alone."""
+  steps = []
+  for ratios in (RATIOS[1:2], RATIOS[2:3], RATIOS[1:3]):
+    work["relax"] = 0
+    run(method, ratios)
+    steps.append(work["relax"])
+  assert steps[0] > 0 and steps[2] == steps[0] + steps[1]
