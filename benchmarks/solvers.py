@@ -7,7 +7,6 @@ still open: 0 is the best known, 1 is chance.
 """
 
 import dataclasses
-import importlib.util
 import json
 import pathlib
 import sys
@@ -19,11 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.planted import KINDS, Planted, best_known, planted
-from bosch_jax.solvers import LazySolver, Space, SwapSolver, make_solver
+from bosch_jax.solvers import LazySolver, Space, SwapSolver, make_solver, require
 from models.errors import InputError
 
 GRADIENT = 3  # evaluations a gradient counts as
-PACKAGES = {"nomad": "PyNomad", "nevergrad": "nevergrad"}
 CONTENDERS = ("random", "swap", "lazy", "lazy + swap", "gates", "nomad", "nevergrad")
 
 
@@ -32,30 +30,24 @@ class Options:
   """What to compare.
 
   Attributes:
-    solvers: contenders; nomad and nevergrad are left out of the default where not installed.
+    solvers: contenders; one whose package is missing gets a row that says so.
     kinds: objectives, see benchmarks/planted.py.
     layers, groups: the bits are layers x groups.
     ones: numbers of bits to set.
     budgets: evaluations.
     seeds: objectives of each kind.
     batch: candidates asked for at once.
-    nomad_seeds: objectives NOMAD runs on, whose own work takes milliseconds per evaluation.
     out: folder for solvers.json, solvers.md and solvers.png.
   """
 
-  solvers: tuple[str, ...] = tuple(
-    name
-    for name in CONTENDERS
-    if name not in PACKAGES or importlib.util.find_spec(PACKAGES[name]) is not None
-  )
+  solvers: tuple[str, ...] = CONTENDERS
   kinds: tuple[str, ...] = KINDS
   layers: int = 30
   groups: int = 3
   ones: tuple[int, ...] = (45, 68, 79)
-  budgets: tuple[int, ...] = (50, 200, 1000)
+  budgets: tuple[int, ...] = (50, 200)
   seeds: int = 3
   batch: int = 4
-  nomad_seeds: int = 1
   out: str = "runs/bench-solvers"
 
   def __post_init__(self):
@@ -67,10 +59,9 @@ class Options:
       for value in values:
         if value not in known:
           raise InputError(flag, value, f"is not known; use some of: {', '.join(known)}")
-    for field in ("layers", "groups", "seeds", "batch", "nomad_seeds"):
+    for field in ("layers", "groups", "seeds", "batch"):
       if getattr(self, field) < 1:
-        flag = "--" + field.replace("_", "-")
-        raise InputError(flag, getattr(self, field), "must be a positive integer; use 1 or more")
+        raise InputError(f"--{field}", getattr(self, field), "must be a positive integer; use 1 or more")
     for ones in self.ones:
       if not 0 < ones < n:
         raise InputError("--ones", ones, f"leaves nothing to choose; use 1 to {n - 1}")
@@ -193,15 +184,29 @@ def _lazy(name: str, instance: Instance, space: Space, count: Count, options: Op
     drive(swap, count)
 
 
+def missing(name: str) -> bool:
+  """Whether the contender is a solver whose optional package is not installed."""
+  try:
+    require(name)
+  except InputError:
+    return True
+  return False
+
+
 def measure(options: Options, progress: Callable[[str], None] = lambda text: None) -> list[dict]:
-  """One record per contender, instance and budget."""
+  """One record per installed contender, instance and budget.
+
+  Raises:
+    InputError: none of the contenders is installed.
+  """
+  names = [name for name in options.solvers if not missing(name)]
+  if not names:
+    require(options.solvers[0])
   records, shown = [], None
   for instance in instances(options):
     if shown != (shown := (instance.kind, instance.seed)):
       progress(f"{instance.kind} objective {instance.seed + 1} of {options.seeds}")
-    for name in options.solvers:
-      if name == "nomad" and instance.seed >= options.nomad_seeds:
-        continue
+    for name in names:
       began = time.process_time()
       # A run of those that do not plan for their budget passes through the smaller ones.
       planned = (
@@ -241,7 +246,7 @@ def rows(records: list[dict], options: Options) -> list[list[str]]:
   """The table: one row per contender, a column per kind and budget; regret in percent."""
   out = []
   for name in options.solvers:
-    row = [name]
+    row = [f"{name} (not installed)" if missing(name) else name]
     for kind in options.kinds:
       for budget in options.budgets:
         found = summary(records, solver=name, kind=kind, budget=budget)

@@ -1,5 +1,7 @@
 """Gates trained by gradient: the white-box solver."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from bosch_jax.solvers.base import Best
@@ -90,10 +92,12 @@ class GatesSolver(Best):
         self._train(candidate, np.asarray(gradient, np.float64))
 
   def _gates(self) -> np.ndarray:
+    wanted, temperature = self._wanted[self._step], self._temperatures[self._step]
+    logits = [self.logits[members] for members in self._space.members]
+    rows = soft_top_k(logits, wanted * self._space.ones, temperature)
     gates = np.empty(self._space.size)
-    for members, ones in zip(self._space.members, self._space.ones, strict=True):
-      wanted = self._wanted[self._step] * ones
-      gates[members] = soft_top_k(self.logits[members], wanted, self._temperatures[self._step])
+    for members, row in zip(self._space.members, rows, strict=True):
+      gates[members] = row
     return gates
 
   def _train(self, gates: np.ndarray, gradient: np.ndarray) -> None:
@@ -109,15 +113,35 @@ class GatesSolver(Best):
     self._step += 1
 
 
-def soft_top_k(logits: np.ndarray, k: float, temperature: float) -> np.ndarray:
-  """sigmoid((logits - t) / temperature) with the t that makes the sum k, by bisection: float64."""
-  logits = np.asarray(logits, np.float64)
-  if not 0 < k < len(logits):
-    return np.full(len(logits), float(k > 0))
+def soft_top_k(
+  logits: Sequence[np.ndarray], sums: np.ndarray, temperature: float
+) -> list[np.ndarray]:
+  """sigmoid((logits - t) / temperature), class by class, with the t that makes its sum what is wanted.
+
+  All thresholds are bisected at once.
+
+  Args:
+    logits: float `[n_c]` of each class.
+    sums: float `[classes]`; a class wanted whole, or not at all, is all ones or zeros.
+    temperature: > 0.
+
+  Returns:
+    float64 `[n_c]` of each class.
+  """
+  sizes = np.array([len(row) for row in logits])
+  padded = np.full((len(sizes), max(sizes)), -np.inf)  # gates of 1e-26, which no sum notices
+  for row, values in zip(padded, logits, strict=True):
+    row[: len(values)] = values
   reach = 40.0 * temperature
-  low, high = logits.min() - reach, logits.max() + reach
+  low = np.array([row.min() for row in logits], np.float64) - reach
+  high = padded.max(1) + reach
   for _ in range(80):
     threshold = (low + high) / 2
-    gates = 1.0 / (1.0 + np.exp(np.clip((threshold - logits) / temperature, -60, 60)))
-    low, high = (threshold, high) if gates.sum() > k else (low, threshold)
-  return gates
+    scaled = np.minimum(np.maximum((threshold[:, None] - padded) / temperature, -60.0), 60.0)
+    gates = 1.0 / (1.0 + np.exp(scaled))
+    above = gates.sum(1) > sums
+    low, high = np.where(above, threshold, low), np.where(above, high, threshold)
+  return [
+    row[:size] if 0 < wanted < size else np.full(size, float(wanted > 0))
+    for row, size, wanted in zip(gates, sizes, sums, strict=True)
+  ]

@@ -33,6 +33,15 @@ class Space:
     for members, count in zip(self.members, self.ones, strict=True):
       if not 0 <= count <= len(members):
         raise ValueError(f"{count} ones do not fit a class of {len(members)} variables")
+    self._labels = np.empty(self.size, int)
+    for label, members in enumerate(self.members):
+      self._labels[members] = label
+    # Sorted by class and key, the variables to set are those at these places.
+    starts = np.cumsum([0] + [len(members) for members in self.members])
+    self._set = np.concatenate(
+      [start + np.arange(ones) for start, ones in zip(starts, self.ones, strict=False)]
+      or [np.arange(0)]
+    )
 
   @classmethod
   def like(cls, mask: np.ndarray, classes: np.ndarray | None = None) -> "Space":
@@ -76,8 +85,7 @@ class Space:
       bool `[n]`, in this space.
     """
     out = np.zeros(self.size, bool)
-    for members, ones in zip(self.members, self.ones, strict=True):
-      out[members[np.argsort(-np.asarray(keys)[members], kind="stable")[:ones]]] = True
+    out[np.lexsort((-np.asarray(keys), self._labels))[self._set]] = True
     return out
 
   def project(self, gates: np.ndarray) -> np.ndarray:
