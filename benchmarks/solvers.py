@@ -61,7 +61,9 @@ class Options:
           raise InputError(flag, value, f"is not known; use some of: {', '.join(known)}")
     for field in ("layers", "groups", "seeds", "batch"):
       if getattr(self, field) < 1:
-        raise InputError(f"--{field}", getattr(self, field), "must be a positive integer; use 1 or more")
+        raise InputError(
+          f"--{field}", getattr(self, field), "must be a positive integer; use 1 or more"
+        )
     for ones in self.ones:
       if not 0 < ones < n:
         raise InputError("--ones", ones, f"leaves nothing to choose; use 1 to {n - 1}")

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import itertools
 import pathlib
 import shutil
 
@@ -11,8 +10,7 @@ from rich.table import Table
 
 from bosch_jax import compare_html, compare_plots, compare_report, interrupts, runs
 from bosch_jax.compare_settings import CompareSettings
-from bosch_jax.niah import SPLITS
-from bosch_jax.select import prompts, select
+from bosch_jax.select import calibration_prompts, prompts, select
 from bosch_jax.settings import SelectSettings
 from models import registry
 from models.errors import InputError
@@ -84,9 +82,10 @@ def check_prompts(settings: CompareSettings, console: Console) -> None:
   }
   with console.status("making the prompts of all seeds"):
     tokenizer = registry.load_tokenizer(settings.model) if waiting else None
-    for cell, split in itertools.product(waiting.values(), SPLITS):
+    for cell in waiting.values():
       interrupts.check()
-      prompts(tokenizer, cell, split)
+      calibration_prompts(tokenizer, cell)
+      prompts(tokenizer, cell, "held_out", cell.held_out)
 
 
 def finished(cell: SelectSettings) -> bool:

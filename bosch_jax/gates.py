@@ -19,24 +19,33 @@ STAGES = (
   "adaptive ratios: the places each layer's gates won",
   "head selection: exchanges between any two groups",
 )
+KEPT = 0.5  # of an easier ratio's logits, so that gates are soft enough again to change
 DOUBT = 0.1  # drop that the dearest group is guessed to cost; what exchanges measure corrects it
 
 
 def layer_importance(search: Search) -> Importance:
   """Stage 1: trains the gates of all groups together (`solvers.GatesSolver`), each step on the
   gradient of `gate_contexts` of the calibration contexts and `gate_pool` others, in shuffled turns:
-  on few contexts, gates come to fit those."""
+  on few contexts, gates come to fit those.
+
+  Where an easier ratio of the same run has trained gates, these begin from there: with its logits,
+  and with as many local groups. So several ratios cost little more than the hardest alone.
+  """
   options, evaluator = search.settings.search, search.evaluator
   contexts = len(evaluator.contexts)
   size = min(options.gate_contexts, contexts)
   step_cost = GRADIENT_PASSES * size / evaluator.calibration
+  num_before, logits = search.known.get("gates", (search.num_local, None))
+  first = options.gate_first if logits is None else num_before / search.num_local
   solver = GatesSolver(
     Space(math.prod(search.shape), search.num_local),
     steps=int(options.gate_share * search.left / step_cost),
     rate=options.gate_rate,
     warm=options.gate_warm,
     cold=options.gate_cold,
-    first=options.gate_first,
+    first=first,
+    decay=options.gate_decay,
+    logits=None if logits is None else KEPT * logits,
   )
   rng, turn = np.random.default_rng(search.settings.seed), []
   evaluator.stage = "1 gates"
@@ -46,6 +55,7 @@ def layer_importance(search: Search) -> Importance:
     chosen, turn = sorted(map(int, turn[-size:])), turn[:-size]
     loss, gradient_LxG = evaluator.relax(gates.reshape(search.shape), chosen)
     solver.tell([gates], [loss], [gradient_LxG.ravel()])
+  search.known["gates"] = search.num_local, solver.logits
   z = gates.reshape(search.shape)
   return Importance(-solver.logits.reshape(search.shape), np.zeros(len(z)), z)
 

@@ -7,7 +7,6 @@ import numpy as np
 from bosch_jax import gates, interrupts, paper, stages
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.progress import SearchProgress
-from bosch_jax.rankings.base import Ranking
 from bosch_jax.rankings.registry import RANKINGS, rank
 from bosch_jax.settings import SelectSettings
 from models.windows import HeadMask
@@ -29,7 +28,8 @@ class Found:
       scores take the place of costs.
     warning: what makes the result doubtful, or None.
     cost: full-forward equivalents spent on this ratio; those of a run's ratios add up to what it took.
-    alone: the same with the anchors and the ranking that an earlier ratio has paid for.
+    alone: the same with what easier ratios have paid for: the anchors, the ranking, or the gates
+      that this one's began from.
   """
 
   mask: HeadMask
@@ -46,7 +46,7 @@ def search(
   settings: SelectSettings,
   ratio: float,
   progress: SearchProgress,
-  known: dict[str, Ranking] | None = None,
+  known: dict | None = None,
 ) -> Found:
   """Runs the search that the settings ask for, for one of their ratios.
 
@@ -56,9 +56,10 @@ def search(
     settings: of the run.
     ratio: the share of groups that become local.
     progress: told after every batch of scores.
-    known: rankings that earlier ratios of the run have made (see `rank`).
+    known: what easier ratios of the run have learned: rankings (see `rank`), gates, and under
+      "spent" what they took.
   """
-  config = evaluator.config
+  config, known = evaluator.config, {} if known is None else known
   began, log = evaluator.cost, []
 
   def note(name: str, what: str, mask: np.ndarray, **facts) -> None:
@@ -73,14 +74,14 @@ def search(
 
   s = None
   evaluator.on_scored = scored
-  s = stages.Search(evaluator, settings, ratio)
+  s = stages.Search(evaluator, settings, ratio, known)
   warning = None
   if not s.objective.measures:
     warning = (
       f"by {settings.score}, full attention is no better than all local on these prompts, so they do not "
       "show what a head is needed for; use another model, a smaller --context or --score nll"
     )
-  shared = stages.ANCHORS - (evaluator.cost - began)
+  shared = known["spent"] if "gates" in known else stages.ANCHORS - (evaluator.cost - began)
   note("anchor", "full attention", np.zeros(s.shape, bool))
   if s.num_local in (0, config.total_groups):
     mask, cost = np.full(s.shape, s.num_local > 0), np.zeros(s.shape)
@@ -101,6 +102,7 @@ def search(
     mask = recipe.select_heads(s, assigned)
     note("3", recipe.STAGES[2], mask)
     cost, weights = assigned.cost_LxG, assigned.weight_L
+  known["spent"] = evaluator.cost - began + shared
   return Found(
     HeadMask(mask),
     {"full": s.objective.full, "all_local": s.objective.all_local},

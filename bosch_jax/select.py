@@ -67,7 +67,8 @@ def select(settings: SelectSettings) -> list[dict]:
     loaded = dataclasses.replace(loaded, params=evaluator.params)  # where they lie now
     # One evaluator: what one ratio's search has scored costs the next one nothing.
     known = {}
-    found = {ratio: search(evaluator, settings, ratio, progress, known) for ratio in settings.ratio}
+    found = {r: search(evaluator, settings, r, progress, known) for r in sorted(settings.ratio)}
+    found = {ratio: found[ratio] for ratio in settings.ratio}
     progress.note("held-out prompts")
     masks = [f.mask for f in found.values()]
     scored, held_out_cost = results.held_out_scores(loaded, held_out, masks, settings, mesh)

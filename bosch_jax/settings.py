@@ -37,6 +37,8 @@ class SearchOptions:
   """And at the end, when they are nearly binary."""
   gate_first: float = 0.5
   """Share of the local groups that the gates begin with."""
+  gate_decay: float = 0.1
+  """Share of the learning rate that is left at the end."""
   gate_pool: int = 64
   """Contexts that gates are trained on besides the calibration contexts."""
   confidence: float = 1.5
@@ -74,6 +76,7 @@ class SearchOptions:
     for field in (
       "gate_share",
       "gate_first",
+      "gate_decay",
       "screen",
       "assign_share",
       "assign_budget",

@@ -30,6 +30,7 @@ class Search:
     evaluator: scores masks.
     settings: of the run.
     ratio: rho, the share of groups that become local.
+    known: what easier ratios of the run have learned, by a name the learner chose; filled on.
 
   Attributes:
     num_local: K, the number of local groups the mask must have.
@@ -38,8 +39,14 @@ class Search:
     best_nll: calibration NLL of the best mask with K local groups so far, or None.
   """
 
-  def __init__(self, evaluator: Evaluator, settings: SelectSettings, ratio: float):
-    config = evaluator.config
+  def __init__(
+    self,
+    evaluator: Evaluator,
+    settings: SelectSettings,
+    ratio: float,
+    known: dict | None = None,
+  ):
+    config, self.known = evaluator.config, {} if known is None else known
     self.evaluator, self.settings, self.ratio = evaluator, settings, ratio
     self.num_local = num_local_for(ratio, config.total_groups)
     self.shape = (config.num_layers, config.num_groups)

@@ -29,6 +29,9 @@ class GatesSolver(Best):
     warm, cold: first and last temperature.
     first: share of the ones wanted at the first step.
     growth: share of the steps over which all of them come to be wanted.
+    decay: share of the rate that is left at the last step, by a cosine: late steps of single
+      contexts would otherwise undo each other's work.
+    logits: float32 `[n]` to begin with; None = zeros.
   """
 
   needs_gradient = True
@@ -43,6 +46,8 @@ class GatesSolver(Best):
     cold: float = 0.2,
     first: float = 0.5,
     growth: float = 0.5,
+    decay: float = 1.0,
+    logits: np.ndarray | None = None,
   ):
     import jax  # here, as no other solver needs it
     import optax
@@ -54,8 +59,9 @@ class GatesSolver(Best):
       1.0, first + (1.0 - first) * np.arange(max(1, steps)) / max(1.0, growth * steps)
     )
     self._wanted[-1] = 1.0
-    self.logits = np.zeros(space.size, np.float32)
-    self._optimizer = optax.adam(rate, b1=0.9, b2=0.95, eps=1e-4)
+    self.logits = np.zeros(space.size, np.float32) if logits is None else np.float32(logits)
+    rates = optax.cosine_decay_schedule(rate, max(1, steps), decay)
+    self._optimizer = optax.adam(rates, b1=0.9, b2=0.95, eps=1e-4)
     # Optax mixes integer step counts with floats, whatever the promotion around it.
     self._promotion = lambda: jax.numpy_dtype_promotion("standard")
     with self._promotion():
