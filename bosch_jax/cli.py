@@ -22,6 +22,7 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
   python run.py cpt --mask M           train the hybrid: brings back what local heads cost
   python run.py evaluate --mask M      measure masks on the needle tasks, by generation
   python run.py compare                all methods at all ratios: tables, plots, one report
+  python run.py compare --cpt          the same, then training from every mask: recovery curves
   python run.py lm-eval --tasks gsm8k  tasks of lm-eval on a model, whole or with a mask
   python run.py models                 which model families can be run, and how each was verified
   python run.py info --model X         a model's layers, head groups, parameters and cache
@@ -35,13 +36,17 @@ Every command explains its flags:  python run.py select --help
 A run writes runs/<name>/ with the mask, the figures, a picture and a report; README.md shows one.
 """
 
-# Command -> where its settings and its function are, and what the function is handed besides (train
-# does not import the method); nothing is imported before it is wanted.
+# Command -> where its settings and its function are, and what the function is handed besides (train and
+# the method do not import each other); nothing is imported before it is wanted.
 COMMANDS = {
   "select": ("bosch_jax.settings:SelectSettings", "bosch_jax.select:select"),
   "generate": ("bosch_jax.generate:GenerateSettings", "bosch_jax.generate:generate"),
   "evaluate": ("bosch_jax.evaluate_settings:EvaluateSettings", "bosch_jax.evaluate:evaluate"),
-  "compare": ("bosch_jax.compare_settings:CompareSettings", "bosch_jax.compare:compare"),
+  "compare": (
+    "bosch_jax.compare_settings:CompareSettings",
+    "bosch_jax.compare:compare",
+    "train.recipe:Recipe",
+  ),
   "lm-eval": (
     "bosch_jax.integrations.lm_eval_command:LmEvalSettings",
     "bosch_jax.integrations.lm_eval_command:lm_eval_command",

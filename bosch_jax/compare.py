@@ -4,11 +4,12 @@ import contextlib
 import io
 import pathlib
 import shutil
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.table import Table
 
-from bosch_jax import compare_html, compare_plots, compare_report, interrupts, runs
+from bosch_jax import compare_html, compare_plots, compare_report, interrupts, recovery, runs
 from bosch_jax.compare_settings import CompareSettings
 from bosch_jax.select import calibration_prompts, prompts, select
 from bosch_jax.settings import SelectSettings
@@ -18,13 +19,16 @@ from models.windows import write_json
 
 FREE = ("methods", "seeds")  # what a resumed comparison may have otherwise: cells of their own
 RESULTS = ("compare.json", "compare.md", "report.html", *compare_plots.FILES)
+OF_RECOVERY = (recovery.RESULT, compare_plots.RECOVERY)
 
 
-def compare(settings: CompareSettings) -> dict:
-  """Runs every cell that is not finished, then writes tables, plots and the report.
+def compare(settings: CompareSettings, make_recipe: Callable) -> dict:
+  """Runs every cell that is not finished, then writes tables, plots and the report; with --cpt it
+  then trains, and writes them again with the recovery curves.
 
   Args:
     settings: what `python run.py compare` was given.
+    make_recipe: see `recovery.Recovery`.
 
   Returns:
     The content of compare.json (see `compare_report.summary`).
@@ -40,32 +44,34 @@ def compare(settings: CompareSettings) -> dict:
   runs.check_folder(folder, settings, **claim, free=FREE)
   settings.check_model(config := registry.load_config(settings.model))
   console = Console(stderr=True)
+  training = recovery.Recovery(settings, make_recipe) if settings.recovery.cpt else None
   check_prompts(settings, console)
   header = {"fingerprint": config.fingerprint, **runs.without(runs.as_json(settings), FREE)}
   # Holds the folder for this process.
   journal = runs.open_run(folder, settings, header, **claim, free=FREE)
   if not settings.resume:
-    shutil.rmtree(folder / "cells", ignore_errors=True)
+    for name in ("cells", recovery.RUNS):
+      shutil.rmtree(folder / name, ignore_errors=True)
+    for name in OF_RECOVERY:
+      (folder / name).unlink(missing_ok=True)
   for name in RESULTS:  # a report is of the methods and seeds asked for now
     (folder / name).unlink(missing_ok=True)
   for number, (method, seed) in enumerate(settings.cells, 1):
     interrupts.check()
     run_cell(settings, method, seed, console, f"{number} of {len(settings.cells)}")
   result = compare_report.summary(settings)
-  write(folder, result)
+  write(folder, result | recovery.load(folder))
+  if training:
+    training.run(console)
+    write(folder, result := result | recovery.load(folder))
   journal.close()
   shown = Console()
   for field in ("nll", "exact_match"):
-    header_row, *rows = compare_report.method_rows(result, field)
-    table = Table(title=compare_report.TITLES[field], title_justify="left")
-    for i, name in enumerate(header_row):
-      table.add_column(name, justify="left" if i == 0 else "right")
-    for row in rows:
-      table.add_row(*row)
-    shown.print(table)
-  shown.print(
-    f"written to {folder}/: {', '.join(RESULTS)}", soft_wrap=True, highlight=False, markup=False
-  )
+    shown.print(_table(compare_report.TITLES[field], compare_report.method_rows(result, field)))
+  if training:
+    shown.print(_table(compare_report.RECOVERY, compare_report.recovery_rows(result["recovery"])))
+  written = ", ".join(n for n in (*RESULTS, *OF_RECOVERY) if (folder / n).exists())
+  shown.print(f"written to {folder}/: {written}", soft_wrap=True, highlight=False, markup=False)
   return result
 
 
@@ -116,3 +122,13 @@ def write(folder: pathlib.Path, result: dict) -> None:
   (folder / "compare.md").write_text(compare_report.markdown(result), encoding="utf-8")
   (folder / "report.html").write_text(compare_html.page(folder, result), encoding="utf-8")
   write_json(folder / "compare.json", result)
+
+
+def _table(title: str, rows: list[list[str]]) -> Table:
+  header, *body = rows
+  table = Table(title=title, title_justify="left")
+  for i, name in enumerate(header):
+    table.add_column(name, justify="left" if i == 0 else "right")
+  for row in body:
+    table.add_row(*row)
+  return table

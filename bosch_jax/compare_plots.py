@@ -1,4 +1,4 @@
-"""The pictures of a comparison: cost against quality, all masks, distances between masks."""
+"""The pictures of a comparison: cost against quality, all masks, distances between masks, recovery by training."""
 
 import itertools
 import pathlib
@@ -8,17 +8,21 @@ import numpy as np
 from bosch_jax.compare_report import title
 
 FILES = ("cost.png", "masks.png", "jaccard.png")
+RECOVERY = "recovery.png"
 _MARKERS = "osD^v<>PX*hp"
 
 
 def draw(folder: pathlib.Path, result: dict) -> None:
-  """Writes `FILES` into the folder."""
+  """Writes `FILES` into the folder, and `RECOVERY` if something was trained."""
   import matplotlib
 
   matplotlib.use("Agg")
   import matplotlib.pyplot as plt
 
-  for name, make in zip(FILES, (cost, masks, jaccard), strict=True):
+  pictures = dict(zip(FILES, (cost, masks, jaccard), strict=True))
+  if "recovery" in result:
+    pictures[RECOVERY] = recovery
+  for name, make in pictures.items():
     figure = make(plt, result)
     figure.savefig(folder / name, dpi=110)
     plt.close(figure)
@@ -111,4 +115,37 @@ def jaccard(plt, result: dict):
     panel.set_yticks(range(len(names)), names, fontsize=7)
     panel.set_title(f"{ratio:g} local", fontsize=10)
   figure.colorbar(image, ax=panels.ravel().tolist(), label="Jaccard distance", shrink=0.6)
+  return figure
+
+
+def recovery(plt, result: dict):
+  """Held-out losses against updates, a line for each method; dashed: full attention, untrained."""
+  made = result["recovery"]
+  figure, panels = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+  colors = plt.get_cmap("tab10" if len(made["methods"]) <= 10 else "tab20").colors
+  for panel, field, label in (
+    (panels[0], "retrieval_nll", "held-out retrieval, NLL per answer token"),
+    (panels[1], "text_nll", "held-out text, NLL per token"),
+  ):
+    for i, (method, facts) in enumerate(made["methods"].items()):
+      panel.plot(
+        [point["step"] for point in facts["points"]],
+        [point[field] for point in facts["points"]],
+        marker=_MARKERS[i % len(_MARKERS)],
+        markersize=4,
+        color=colors[i % 20],
+        label=title(method),
+      )
+    panel.axhline(made["full"][field], color="black", linewidth=1, linestyle="--")
+    panel.set_title(label, fontsize=10)
+    panel.set_xlabel("updates (dashed: full attention, untrained)")
+    panel.grid(alpha=0.3)
+  panels[0].set_yscale("log")
+  panels[0].yaxis.set_major_formatter("{x:g}")
+  panels[0].yaxis.set_minor_formatter("{x:g}")
+  panels[0].tick_params(which="both", labelsize=8)
+  handles, labels = panels[0].get_legend_handles_labels()
+  figure.legend(
+    handles, labels, loc="outside lower center", ncols=min(8, len(labels)), frameon=False
+  )
   return figure

@@ -16,6 +16,7 @@ TITLES = {
   "nll": "Held-out answer NLL, nats per token (lower is better)",
   "exact_match": "Held-out exact match, % of questions (higher is better)",
 }
+RECOVERY = "Recovery by continual pretraining"
 ANCHORS = {"full": "full attention", "all_local": "all local"}
 
 
@@ -239,6 +240,32 @@ def jaccard_rows(result: dict, ratio: str) -> list[list[str]]:
   ]
 
 
+def recovery_rows(made: dict) -> list[list[str]]:
+  """Header and rows: held-out losses before and after training, full attention's above them."""
+  names = ("retrieval NLL before", "after", "gap closed", "half of it by update", "answered whole")
+  rows = [["method", *names, "text NLL before", "after"]]
+  full = made["full"]
+  exact = f"{100 * full['retrieval_exact']:.0f}%"
+  losses = [f"{full[name]:.3f}" for name in ("retrieval_nll", "text_nll")]
+  rows.append([ANCHORS["full"], losses[0], "", "", "", exact, losses[1], ""])
+  for method, facts in made["methods"].items():
+    before, after = facts["points"][0], facts["points"][-1]
+    closed, half = facts["gap_closed"], facts["half_at"]
+    rows.append(
+      [
+        title(method),
+        f"{before['retrieval_nll']:.3f}",
+        f"{after['retrieval_nll']:.3f}",
+        "-" if closed is None else f"{100 * closed:.0f}%",
+        "-" if half is None else str(half),
+        f"{100 * after['retrieval_exact']:.0f}%",
+        f"{before['text_nll']:.3f}",
+        f"{after['text_nll']:.3f}",
+      ]
+    )
+  return rows
+
+
 def sections(result: dict) -> list[tuple[str, str, list[list[str]] | None, str | None]]:
   """The report: heading, text, table and picture of each section."""
   contexts = result["anchors"]["full"]["contexts"]
@@ -291,6 +318,13 @@ def sections(result: dict) -> list[tuple[str, str, list[list[str]] | None, str |
       "masks.png",
     )
   )
+  if "recovery" in result:
+    trained = result["recovery"]
+    text = (
+      f"The same {trained['updates']} updates ({trained['tokens'] / 1e6:.2f} million tokens) from each method's mask"
+      f" of seed {trained['seed']} at {trained['ratio']:g} local, with the same data; full attention is untrained."
+    )
+    made.append((RECOVERY, text, recovery_rows(trained), "recovery.png"))
   return made
 
 

@@ -11,11 +11,36 @@ from models.config import ModelConfig
 from models.errors import InputError
 
 MOST_SEEDS = 100
+USUAL_RATIO = 0.75  # of the recovery runs, where it is among the ratios
 
 
 def known_methods() -> tuple[str, ...]:
   """The names that `select --method` takes."""
   return typing.get_args(typing.get_type_hints(SelectSettings)["method"])
+
+
+@dataclasses.dataclass(frozen=True)
+class RecoveryOptions:
+  """Training behind the comparison; no part of what the comparison is."""
+
+  cpt: bool = False
+  """Afterwards train the hybrid of every method by the recipe of `cpt`, from the first seed's masks, and
+  draw the recovery curves."""
+  cpt_ratio: float = 0.0
+  """Which of the ratios; 0 = 0.75 where it is among them, else the largest."""
+  cpt_updates: int = 120
+  """Updates of every such run."""
+  cpt_train: str = "all"
+  """Parameters to train: all, attention, layers, or a regular expression on their names."""
+  cpt_data: str = "python"
+  """Text to train on (see `cpt --data`)."""
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self)[1:]:
+      if not self.cpt and (value := getattr(self, field.name)) != field.default:
+        raise InputError(_flag(field.name), value, "is for training; give --cpt as well")
+    if self.cpt_updates < 1:
+      raise InputError("--cpt-updates", self.cpt_updates, "must be positive; use 1 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +60,9 @@ class CompareSettings(SelectSettings):
   """all, or the methods to compare (see `select --method`)."""
   seeds: int = 3
   """Number of seeds; each has calibration and held-out prompts of its own, the same for all methods."""
+  recovery: tyro.conf.OmitArgPrefixes[RecoveryOptions] = dataclasses.field(
+    default_factory=RecoveryOptions
+  )
 
   def __post_init__(self):
     known = known_methods()
@@ -54,6 +82,9 @@ class CompareSettings(SelectSettings):
         raise InputError("--ratios", ratio, "must be between 0 and 1; use for example 0.5")
     if not 1 <= self.seeds <= MOST_SEEDS:
       raise InputError("--seeds", self.seeds, f"must be from 1 to {MOST_SEEDS}; use for example 3")
+    if (ratio := self.recovery.cpt_ratio) and ratio not in self.ratios:
+      known = " ".join(f"{ratio:g}" for ratio in self.ratios)
+      raise InputError("--cpt-ratio", ratio, f"is not compared; use one of {known}")
     super().__post_init__()
 
   def check_model(self, config: ModelConfig) -> None:
@@ -82,6 +113,17 @@ class CompareSettings(SelectSettings):
     return SelectSettings(**(values | {"resume": False, "force": False} | changes))
 
   @property
+  def recovery_ratio(self) -> float:
+    """Share of local groups of the masks that are trained."""
+    return self.recovery.cpt_ratio or (
+      USUAL_RATIO if USUAL_RATIO in self.ratios else max(self.ratios)
+    )
+
+  @property
   def cells(self) -> list[tuple[str, int]]:
     """Method and seed of every run, seed by seed."""
     return [(method, seed) for seed in range(1, self.seeds + 1) for method in self.methods]
+
+
+def _flag(field: str) -> str:
+  return "--" + field.replace("_", "-")

@@ -13,7 +13,8 @@ from models.windows import write_json
 CONFIG = "config.json"
 JOURNAL = "journal.jsonl"
 FORMAT = "bosch-run/1"
-NOT_RECORDED = ("out", "resume", "force", "devices")  # what a resumed run may have otherwise
+# What a resumed run may have otherwise.
+NOT_RECORDED = ("out", "resume", "force", "devices", "recovery")
 RESULTS = ("mask.json", "mask.png", "result.json", "report.md")
 
 
@@ -109,8 +110,8 @@ def _only_claimed(folder: pathlib.Path) -> bool:
 
 
 def as_json(settings: object) -> dict:
-  """The settings as config.json records them: without how the folder itself is treated and where
-  the run computes."""
+  """The settings as config.json records them: without how the folder itself is treated, where
+  the run computes, and what is done with its results."""
   record = dataclasses.asdict(settings)
   for field in NOT_RECORDED:
     record.pop(field, None)

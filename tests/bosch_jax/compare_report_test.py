@@ -1,5 +1,6 @@
 """Tables, plots and the report of a comparison, from cells written by hand."""
 
+import dataclasses
 import html.parser
 import json
 import shutil
@@ -7,8 +8,8 @@ import shutil
 import numpy as np
 import pytest
 
-from bosch_jax import compare, compare_report, compare_settings
-from bosch_jax.compare_settings import CompareSettings
+from bosch_jax import compare, compare_report, compare_settings, recovery, runs
+from bosch_jax.compare_settings import CompareSettings, RecoveryOptions
 from models.errors import InputError
 from models.windows import HeadMask
 
@@ -187,6 +188,38 @@ def test_the_report_in_a_browser(result, settings, tmp_path):
   assert rows == 2 + len(METHODS)
 
 
+def test_recovery_is_a_section_with_a_picture(result, settings, tmp_path):
+  """Three methods: one that closes its gap, one that never closes half of it, one that had none."""
+  losses = {"bosch": (1.0, 0.4, 0.2), "rand": (2.0, 1.9, 1.8), "nll": (0.05, 0.04, 0.03)}
+  full = {"text_nll": 3.0, "retrieval_nll": 0.1, "retrieval_exact": 0.84}
+  runs = {
+    method: {
+      **{"updates": 8, "tokens": 12_000, "window": 8, "num_local": 4, "seconds_per_update": 1.0},
+      "full": {"step": 0, "model": "full", **full},
+      "points": [
+        {"step": step, "text_nll": 3.5, "retrieval_nll": nll, "retrieval_exact": 0.25}
+        for step, nll in zip((0, 4, 8), values, strict=True)
+      ],
+    }
+    for method, values in losses.items()
+  }
+  made = recovery.summary(0.5, runs)
+  assert made["full"] == full
+  assert made["methods"]["bosch"]["gap_closed"] == pytest.approx(8 / 9)
+  assert [made["methods"][method]["half_at"] for method in losses] == [4, None, None]
+  assert made["methods"]["nll"]["gap_closed"] is None
+  compare.write(tmp_path, result | {"recovery": made})
+  lines = (tmp_path / "compare.md").read_text().splitlines()
+  assert "| BOSCH | 1.000 | 0.200 | 89% | 4 | 25% | 3.500 | 3.500 |" in lines
+  assert "| RAND | 2.000 | 1.800 | 11% | - | 25% | 3.500 | 3.500 |" in lines
+  assert "| full attention | 0.100 |  |  |  | 84% | 3.000 |  |" in lines
+  assert (tmp_path / "recovery.png").stat().st_size > 5000
+  page = Page()
+  page.feed((tmp_path / "report.html").read_text())
+  assert not page.open and not page.fetched and len(page.images) == 4
+  assert not (settings.folder / "recovery.png").exists()  # of a comparison without training
+
+
 def test_one_ratio_and_one_method_make_a_report_too(settings, tmp_path):
   one = CompareSettings(ratios=(0.5,), methods=("nll",), seeds=1, out=tmp_path)
   source = compare_report.cell_folder(settings, "nll", 1, 0.5)
@@ -218,6 +251,17 @@ def test_the_default_folder_does_not_depend_on_methods_and_seeds():
   made = [CompareSettings(methods=m, seeds=s) for m, s in ((("all",), 3), (("nll",), 1))]
   assert made[0].folder == made[1].folder != CompareSettings(ratios=(0.5,)).folder
   assert made[0].folder.name == "compare-smollm2-135m-r0.25+0.5+0.75+0.875-w32-c256"
+
+
+@pytest.mark.parametrize(
+  ("ratios", "asked", "trained"),
+  [((0.5, 0.75, 0.875), 0.0, 0.75), ((0.25, 0.5), 0.0, 0.5), ((0.5, 0.75), 0.5, 0.5)],
+)
+def test_which_ratio_is_trained(ratios, asked, trained):
+  options = RecoveryOptions(cpt=True, cpt_ratio=asked)
+  made = CompareSettings(ratios=ratios, methods=("rand",), recovery=options)
+  assert made.recovery_ratio == trained
+  assert runs.as_json(made) == runs.as_json(dataclasses.replace(made, recovery=RecoveryOptions()))
 
 
 def test_cells_are_select_runs_with_the_same_settings(settings):
