@@ -54,6 +54,8 @@ class CompareSettings(SelectSettings):
   ratio: tyro.conf.Suppress[tyro.conf.Fixed[tuple[float, ...]]] = (0.5,)
   method: tyro.conf.Suppress[tyro.conf.Fixed[str]] = "bosch"
   seed: tyro.conf.Suppress[tyro.conf.Fixed[int]] = 1
+  budget: int = 55
+  """About what a method may spend for each ratio, in full forward passes; `nll` probes every group with 50."""
   ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 0.875)
   """Shares of key/value head groups that become local."""
   methods: tuple[str, ...] = ("all",)

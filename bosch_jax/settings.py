@@ -134,7 +134,7 @@ class SelectSettings:
   """Further calibration lengths as context:window, for example 512:64; the contexts are shared out evenly."""
   samples: int = 8
   """Calibration contexts, each with several questions."""
-  budget: int = 55
+  budget: int = 30
   """About what the search may spend for each ratio, in full forward passes over the calibration set."""
   method: Literal[("bosch", *rankings.METHODS)] = "bosch"
   """How the mask is chosen: by the search, by a rival's ranking, or by a part of the search (b-...)."""
