@@ -80,3 +80,23 @@ def test_every_ratio_has_the_same_budget(work, method):
     run(method, ratios)
     steps.append(work["relax"])
   assert steps[0] > 0 and steps[2] == steps[0] + steps[1]
+
+
+def test_gates_of_a_harder_ratio_begin_where_the_easier_ones_ended(monkeypatch):
+  shares, real = [], Evaluator.relax
+
+  def relax(self, share, contexts):
+    shares.append(share.copy())
+    return real(self, share, contexts)
+
+  monkeypatch.setattr(Evaluator, "relax", relax)
+  (easy, hard), evaluator = run("bosch", RATIOS[1:3], budget=20)
+  assert easy.mask.num_local == 3 and hard.mask.num_local == 4
+  steps = len(shares) // 2
+  first, last = shares[0].sum(), shares[steps - 1].sum()
+  assert first == pytest.approx(1.5) and last == pytest.approx(3)  # half, then all of the three
+  begun = next(i for i in range(1, len(shares)) if shares[i].std() < shares[i - 1].std() - 0.02)
+  assert shares[begun].sum() == pytest.approx(3, abs=0.1)  # and the fourth on top of them
+  assert shares[-1].sum() == pytest.approx(4)
+  # What a run that ends with the ratio takes, and what is added up over ratios, is the same here.
+  assert easy.cost + hard.cost == pytest.approx(evaluator.cost) == pytest.approx(hard.alone)

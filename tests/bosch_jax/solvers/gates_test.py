@@ -60,3 +60,23 @@ def test_gates_without_a_gradient_are_refused():
   assert solver.needs_gradient
   with pytest.raises(ValueError, match="gradient"):
     solver.tell(solver.ask(), np.zeros(1))
+
+
+def test_gates_begin_with_given_logits_and_settle_as_the_rate_falls():
+  loss, space = relaxed(10, 3), Space(10, 5)
+  moved = {}
+  for decay in (1.0, 0.01):
+    solver = GatesSolver(
+      space, steps=40, decay=decay, first=1.0, logits=np.arange(10) / 10, warm=0.2
+    )
+    (begun,) = solver.ask()
+    assert (np.diff(begun) > 0).all() and begun.sum() == pytest.approx(5)
+    logits = [solver.logits]
+    for _ in range(40):
+      (candidate,) = solver.ask()
+      value, gradient = loss(candidate)
+      solver.tell([candidate], [value], [gradient])
+      logits.append(solver.logits)
+    steps = np.abs(np.diff(logits, axis=0)).max(1)
+    moved[decay] = steps[-5:].mean() / steps[:5].mean()
+  assert moved[0.01] < 0.2 * moved[1.0]
