@@ -87,7 +87,8 @@ def measure(options: Options, progress=lambda text: None) -> dict:
     }
   progress("held-out prompts")
   masks = [f.mask for f in found.values()]
-  scores, _ = held_out_scores(loaded, held_out, masks, settings)
+  evaluator = Evaluator(loaded.config, loaded.params, held_out, options.window)
+  scores, _ = held_out_scores(evaluator, masks)
   for (method, row), score in zip(rows.items(), scores, strict=True):
     row |= {"held_out": score["mask"], "mask": found[method].mask.local.astype(int).tolist()}
   return {
