@@ -7,7 +7,6 @@ on a CPU: other programs on the machine then disturb all of them alike, or not a
 import dataclasses
 import gc
 import importlib.util
-import json
 import pathlib
 import sys
 import time
@@ -19,6 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import output
 from models.attention import attention, choose, visible
 from models.windows import FULL, num_local_for
 
@@ -230,13 +230,7 @@ def main(options: Options) -> list[dict]:
   console = Console()
   records = measure(options, lambda text: print(f"attention: {text}", file=sys.stderr, flush=True))
   console.print(table(records, options))
-  folder = pathlib.Path(options.out)
-  folder.mkdir(parents=True, exist_ok=True)
-  facts = {
-    "options": dataclasses.asdict(options), "platform": jax.default_backend(),
-    "jax": jax.__version__, "records": records,
-  }  # fmt: skip
-  (folder / "attention.json").write_text(json.dumps(facts, indent=1) + "\n")
+  folder = output.write(options.out, "attention", output.with_platform(options, records))
   plot(records, folder / "attention.png")
   console.print(f"written to {folder}/attention.json and attention.png")
   return records

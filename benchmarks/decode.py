@@ -7,8 +7,6 @@ fastest turn of each counts: other programs disturb all of them alike, or not at
 
 import dataclasses
 import importlib.util
-import json
-import pathlib
 import sys
 import tempfile
 import time
@@ -20,6 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import output
 from models import cache as kv
 from models import registry
 from models.cache import CacheSpec
@@ -269,12 +268,6 @@ def main(options: Options) -> list[dict]:
   console = Console()
   records = measure(options, lambda text: print(f"decode: {text}", file=sys.stderr, flush=True))
   console.print(table(records, options))
-  folder = pathlib.Path(options.out)
-  folder.mkdir(parents=True, exist_ok=True)
-  facts = {
-    "options": dataclasses.asdict(options), "platform": jax.default_backend(),
-    "jax": jax.__version__, "records": records,
-  }  # fmt: skip
-  (folder / "decode.json").write_text(json.dumps(facts, indent=1) + "\n")
+  folder = output.write(options.out, "decode", output.with_platform(options, records))
   console.print(f"written to {folder}/decode.json")
   return records

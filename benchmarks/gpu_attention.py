@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import output
 from models.attention import attention
 from models.windows import FULL
 
@@ -162,10 +163,8 @@ def main(argv: list[str] | None = None) -> int:
   if not options.numerics_only:
     times = timings(options.lengths, options.head_dim, options.window, options.repeats)
   if options.out:
-    folder = pathlib.Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
     record = {"device": jax.devices()[0].device_kind, "checks": checks, "timings": times}
-    (folder / "gpu_attention.json").write_text(json.dumps(record, indent=1) + "\n")
+    output.write(options.out, "gpu_attention", record)
   failed = [c for c in checks if not c["passed"]]
   print(f"{len(checks) - len(failed)} of {len(checks)} checks passed")
   return 1 if failed else 0

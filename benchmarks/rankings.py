@@ -6,14 +6,13 @@ of the finished mask are not counted to a ranking. CPU seconds hold compilation.
 """
 
 import dataclasses
-import json
-import pathlib
 import sys
 import time
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import output
 from bosch_jax import rankings
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.progress import SearchProgress
@@ -88,7 +87,8 @@ def measure(options: Options, progress=lambda text: None) -> dict:
     }
   progress("held-out prompts")
   masks = [f.mask for f in found.values()]
-  scores, _ = held_out_scores(loaded, held_out, masks, settings)
+  evaluator = Evaluator(loaded.config, loaded.params, held_out, options.window)
+  scores, _ = held_out_scores(evaluator, masks)
   for (method, row), score in zip(rows.items(), scores, strict=True):
     row |= {"held_out": score["mask"], "mask": found[method].mask.local.astype(int).tolist()}
   return {
@@ -127,8 +127,6 @@ def main(options: Options) -> dict:
   for name, score in facts["held_out"].items():
     shown = with_error(score["nll"], score["nll_se"], 3)
     console.print(f"held-out NLL, {name.replace('_', ' ')}: {shown}", highlight=False)
-  folder = pathlib.Path(options.out)
-  folder.mkdir(parents=True, exist_ok=True)
-  (folder / "rankings.json").write_text(json.dumps(facts, indent=1) + "\n")
+  folder = output.write(options.out, "rankings", facts)
   console.print(f"written to {folder}/rankings.json")
   return facts

@@ -7,8 +7,6 @@ seconds on a CPU: other programs on the machine then disturb all of them alike, 
 import dataclasses
 import functools
 import importlib.util
-import json
-import pathlib
 import sys
 import tempfile
 import time
@@ -20,6 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import output
 from models import registry
 from models.errors import InputError
 from models.export import save_folder
@@ -180,13 +179,7 @@ def main(options: Options) -> list[dict]:
     name = f"hybrid, {options.ratio:.0%} local"
     compare(options.hybrid_tokens, {"full attention": full, name: hybrid})
   console.print(table(records, options))
-  folder = pathlib.Path(options.out)
-  folder.mkdir(parents=True, exist_ok=True)
-  facts = {
-    "options": dataclasses.asdict(options), "platform": jax.default_backend(),
-    "jax": jax.__version__, "records": records,
-  }  # fmt: skip
-  (folder / "train.json").write_text(json.dumps(facts, indent=1) + "\n")
+  folder = output.write(options.out, "train", output.with_platform(options, records))
   console.print(f"written to {folder}/train.json")
   return records
 

@@ -13,6 +13,7 @@ from bosch_jax import compare_html, compare_plots, compare_report, interrupts, r
 from bosch_jax.compare_settings import CompareSettings
 from bosch_jax.select import calibration_prompts, prompts, select
 from bosch_jax.settings import SelectSettings
+from bosch_jax.shared import Shared
 from models import registry
 from models.errors import InputError
 from models.windows import write_json
@@ -56,9 +57,7 @@ def compare(settings: CompareSettings, make_recipe: Callable) -> dict:
       (folder / name).unlink(missing_ok=True)
   for name in RESULTS:  # a report is of the methods and seeds asked for now
     (folder / name).unlink(missing_ok=True)
-  for number, (method, seed) in enumerate(settings.cells, 1):
-    interrupts.check()
-    run_cell(settings, method, seed, console, f"{number} of {len(settings.cells)}")
+  run_cells(settings, console)
   result = compare_report.summary(settings)
   write(folder, result | recovery.load(folder))
   if training:
@@ -98,22 +97,24 @@ def finished(cell: SelectSettings) -> bool:
   return (cell.folder / "result.json").exists()
 
 
-def run_cell(
-  settings: CompareSettings, method: str, seed: int, console: Console, number: str
-) -> None:
-  """One run of `select`, gone on with if it was stopped; nothing if it is finished.
+def run_cells(settings: CompareSettings, console: Console) -> None:
+  """Runs of `select`, seed by seed, gone on with if they were stopped; finished ones are left alone.
+  The model is loaded once, and what methods have in common on a seed's held-out prompts scored once.
 
   Raises:
-    InputError: the cell's folder holds a run with other settings, or what `select` raises.
+    InputError: a cell's folder holds a run with other settings, or what `select` raises.
   """
-  cell = settings.cell(method, seed)
-  if finished(cell):
-    runs.check_folder(cell.folder, cell, resume=True, force=False)
-    return
-  resumed = settings.cell(method, seed, resume=(cell.folder / runs.JOURNAL).exists())
-  console.print(f"cell {number}: {method}, seed {seed}", highlight=False)
-  with contextlib.redirect_stdout(io.StringIO()):  # its table is in its folder
-    select(resumed)
+  shared = Shared()
+  for number, (method, seed) in enumerate(settings.cells, 1):
+    interrupts.check()
+    cell = settings.cell(method, seed)
+    if finished(cell):
+      runs.check_folder(cell.folder, cell, resume=True, force=False)
+      continue
+    resumed = settings.cell(method, seed, resume=(cell.folder / runs.JOURNAL).exists())
+    console.print(f"cell {number} of {len(settings.cells)}: {method}, seed {seed}", highlight=False)
+    with contextlib.redirect_stdout(io.StringIO()):  # its table is in its folder
+      select(resumed, shared)
 
 
 def write(folder: pathlib.Path, result: dict) -> None:

@@ -16,7 +16,6 @@ from bosch_jax.tasks.niah_tasks import TaskSet, make_task, string_match
 from models import registry
 from models.digest import weights_digest
 from models.generate import Generator
-from models.hybridize import hybridize
 from models.registry import Loaded
 from models.windows import HeadMask, write_json
 
@@ -145,8 +144,8 @@ def measure(
   )
   with progress:
     bar = progress.add_task("starting", total=total, completed=len(known))
+    runner = None
     for name, mask in measured.masks.items():
-      runner = None
       for (length, task), tasks in sets.items():
         label = f"{name}: {task}, {length}"
         progress.update(bar, description=label)
@@ -154,14 +153,14 @@ def measure(
         if rows and progress.disable:
           console.print(label, highlight=False)
         for part in _parts(rows, settings.batch):
-          runner = runner or Runner(loaded, mask, measured)
+          runner = runner or Runner(loaded, measured)
           entry = {
             "mask": mask_key(mask.local),
             "column": name,
             "length": length,
             "task": task,
             "contexts": part,
-            **runner.run(tasks, part, settings),
+            **runner.run(mask, tasks, part, settings),
           }
           journal.append([entry])
           _remember(known, entry)
@@ -175,30 +174,31 @@ def measure(
 
 
 class Runner:
-  """One mask, ready to answer.
+  """The model, ready to answer with any mask: masks are data to it, so all share what is compiled.
 
   Args:
     loaded: the model.
-    mask: of its groups.
     measured: window and sinks.
   """
 
-  def __init__(self, loaded: Loaded, mask: HeadMask, measured: Columns):
-    self._loaded, self._mask, self._measured = loaded, mask, measured
-    hybrid = hybridize(loaded.params, mask, loaded.config)
-    self._generator = Generator(loaded, hybrid, window=measured.window, sinks=measured.sinks)
+  def __init__(self, loaded: Loaded, measured: Columns):
+    self._loaded, self._measured = loaded, measured
+    self._generator = Generator(loaded, window=measured.window, sinks=measured.sinks)
     self._evaluator: Evaluator | None = None
 
-  def run(self, tasks: TaskSet, rows: list[int], settings: EvaluateSettings) -> dict:
+  def run(
+    self, mask: HeadMask, tasks: TaskSet, rows: list[int], settings: EvaluateSettings
+  ) -> dict:
     """Answers some contexts: what is generated, what of the answer it contains, and how likely the
     answer was, all JSON-able lists with one item per row."""
     size = min(settings.batch, settings.samples)
     padded = rows + [rows[-1]] * (size - len(rows))  # one size, one compilation
     output = self._generator.generate(
-      [tasks.ids(row) for row in padded], max_tokens=settings.max_tokens, between=interrupts.check
-    )
+      [tasks.ids(row) for row in padded], max_tokens=settings.max_tokens, mask=mask,
+      between=interrupts.check,
+    )  # fmt: skip
     texts = [completion.text for completion in output.completions[: len(rows)]]
-    scores = self._evaluator_of(tasks).score([self._mask.local], rows)
+    scores = self._evaluator_of(tasks).score([mask.local], rows)
     return {
       "text": texts,
       "found": [

@@ -148,6 +148,11 @@ class Evaluator:
     self._paid = [min(paid, kept * self._stride) for paid in self._paid]
     self._base = mask_LxG.copy()
 
+  def forget(self) -> None:
+    """Gives the memory of the base's hidden states back; scores stay known."""
+    self._states = [{} for _ in self._states]
+    self._paid = [0] * len(self._paid)  # whoever needs them again computes and pays them again
+
   def score(self, masks: Sequence[np.ndarray], contexts: Sequence[int] | None = None) -> Scores:
     """Scores masks, new ones by forward passes, known ones from the memo.
 

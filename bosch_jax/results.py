@@ -6,17 +6,19 @@ import numpy as np
 
 from bosch_jax import interrupts, report
 from bosch_jax.evaluator import Evaluator
-from bosch_jax.prompts import PromptSet
 from bosch_jax.search import Found
 from bosch_jax.settings import SelectSettings
 from models.config import ModelConfig
 from models.windows import HeadMask, write_json
 
 
-def held_out_scores(
-  loaded, held_out: PromptSet, masks: list[HeadMask], settings: SelectSettings, mesh=None
-) -> tuple[list[dict], float]:
+def held_out_scores(evaluator: Evaluator, masks: list[HeadMask]) -> tuple[list[dict], float]:
   """Full attention, all local and each mask on prompts the search never saw.
+
+  Args:
+    evaluator: of these prompts; what it has scored before costs nothing. It keeps the scores, but
+      not its hidden states.
+    masks: those to score.
 
   Returns:
     For each mask a dict of full, all_local and mask, with: nll (nats per answer token), exact_match
@@ -24,12 +26,11 @@ def held_out_scores(
     by_context, both means of every context, for paired differences; and the cost of all in full
     passes over the held-out set.
   """
-  evaluator = Evaluator(
-    loaded.config, loaded.params, held_out, settings.window, sinks=settings.sinks, mesh=mesh
-  )
   evaluator.on_scored = lambda stage, cost: interrupts.check()
-  anchors = HeadMask.full(loaded.config), HeadMask.all_local(loaded.config)
+  anchors = HeadMask.full(evaluator.config), HeadMask.all_local(evaluator.config)
+  before = evaluator.cost
   scores = evaluator.score([m.local for m in (*anchors, *masks)])
+  evaluator.forget()
   rows = []
   for nll, exact in zip(scores.nll, scores.exact, strict=True):
     row = {"n": nll.size}
@@ -38,7 +39,9 @@ def held_out_scores(
     row["by_context"] = {"nll": nll.mean(1).tolist(), "exact_match": exact.mean(1).tolist()}
     rows.append(row)
   full, all_local, *rest = rows
-  return [{"full": full, "all_local": all_local, "mask": row} for row in rest], evaluator.cost
+  return [
+    {"full": full, "all_local": all_local, "mask": row} for row in rest
+  ], evaluator.cost - before
 
 
 def as_json(

@@ -17,16 +17,20 @@ from bosch_jax.progress import SearchProgress
 from bosch_jax.prompts import PromptSet
 from bosch_jax.search import search
 from bosch_jax.settings import SelectSettings
+from bosch_jax.shared import Shared
 from models import registry
 from models.digest import weights_digest
 from models.errors import InputError
 
 
-def select(settings: SelectSettings) -> list[dict]:
+def select(settings: SelectSettings, shared: Shared | None = None) -> list[dict]:
   """Runs a selection and writes its folder. Of several processes all compute, and the first writes.
 
   Args:
     settings: what `python run.py select` was given.
+    shared: what earlier runs of this process made, and what this one leaves to the next; None =
+      nothing. Results are the same; seconds, peak memory and `held_out_forward_equivalents` are
+      those of this run in its place, without what it found made.
 
   Returns:
     For each ratio the content of its result.json.
@@ -35,11 +39,12 @@ def select(settings: SelectSettings) -> list[dict]:
     InputError: anything a user can put right; nothing half-written is left behind.
   """
   wall, cpu = time.monotonic(), time.process_time()
+  shared = shared or Shared()
   folder, claim = settings.folder, {"resume": settings.resume, "force": settings.force}
   mesh = devices.start(settings.devices)
   devices.on_first(lambda: runs.check_folder(folder, settings, **claim))
   settings.check_model(registry.load_config(settings.model))
-  loaded = registry.load(settings.model, settings.dtype)
+  loaded = shared.load(settings)
   calibration = calibration_prompts(loaded.tokenizer, settings)
   held_out = prompts(loaded.tokenizer, settings, "held_out", settings.held_out)
   header = {
@@ -64,14 +69,16 @@ def select(settings: SelectSettings) -> list[dict]:
       mesh=mesh,
       calibration=settings.samples,
     )
-    loaded = dataclasses.replace(loaded, params=evaluator.params)  # where they lie now
+    shared.loaded = dataclasses.replace(loaded, params=evaluator.params)  # where they lie now
     # One evaluator: what one ratio's search has scored costs the next one nothing.
     known = {}
     found = {r: search(evaluator, settings, r, progress, known) for r in sorted(settings.ratio)}
     found = {ratio: found[ratio] for ratio in settings.ratio}
     progress.note("held-out prompts")
     masks = [f.mask for f in found.values()]
-    scored, held_out_cost = results.held_out_scores(loaded, held_out, masks, settings, mesh)
+    scored, held_out_cost = results.held_out_scores(
+      shared.evaluator(held_out, settings, mesh), masks
+    )
   journal.close()
   spent = {
     "held_out_forward_equivalents": held_out_cost,

@@ -37,6 +37,7 @@ def extend(
   logits_BxV: jax.Array,
   tokens_BxT: jax.Array,
   count_B: jax.Array,
+  window_LxG: jax.Array | None = None,
 ) -> tuple[Cache, jax.Array]:
   """Reads `count_B` tokens more of each row into the cache.
 
@@ -47,6 +48,8 @@ def extend(
     logits_BxV: the result of the step before, for rows that read nothing now; donated.
     tokens_BxT: int32; row b's are its first `count_B[b]`, what follows is ignored.
     count_B: int32, 0 .. T. No row may grow beyond the capacity (tokens there would be dropped).
+    window_LxG: int32, tokens that each group sees besides the sinks: a mask as data, with one
+      compilation for all masks. Only for a cache whose groups are all full: they keep all tokens.
 
   Returns:
     The cache, and float32 logits `[B, V]` behind each row's last token.
@@ -59,8 +62,9 @@ def extend(
   x_BxTxD, layers = embed(params, tokens_BxT), []
   for l, layer in enumerate(cache.layers):
     attend = functools.partial(
-      _attend, spec, spec.full_groups[l], layer, cache.length_B, end_B, position_BxT, real_BxT
-    )
+      _attend, spec, spec.full_groups[l], layer, cache.length_B, end_B, position_BxT, real_BxT,
+      None if window_LxG is None else window_LxG[l],
+    )  # fmt: skip
     rotary = None if not c.nope_layers else jnp.array(l not in c.nope_layers)
     x_BxTxD, layer = Layer(c).apply(
       {"params": params["layers"][l]}, x_BxTxD, None, position_BxT, None, rotary, attend
@@ -72,7 +76,9 @@ def extend(
   return Cache(tuple(layers), end_B), jnp.where((count_B > 0)[:, None], new_BxV, logits_BxV)
 
 
-def _attend(spec, n_full, layer: LayerCache, start_B, end_B, position_BxT, real_BxT, q, k, v):
+def _attend(
+  spec, n_full, layer: LayerCache, start_B, end_B, position_BxT, real_BxT, window_G, q, k, v
+):
   """Attention of one layer: `[B, T, H, K]` and the layer's cache with the new tokens in it."""
   outs, heads = [], n_full * spec.config.heads_per_group
   full_k, full_v, local_k, local_v = layer
@@ -80,7 +86,8 @@ def _attend(spec, n_full, layer: LayerCache, start_B, end_B, position_BxT, real_
     slots = kv.full_slots(position_BxT, real_BxT)
     full_k = kv.write(full_k, k[:, :, :n_full], slots)
     full_v = kv.write(full_v, v[:, :, :n_full], slots)
-    outs.append(_attend_full(q[:, :, :heads], full_k, full_v, position_BxT, end_B))
+    windows = None if window_G is None else (window_G, spec.sinks)
+    outs.append(_attend_full(q[:, :, :heads], full_k, full_v, position_BxT, end_B, windows))
   if n_full < spec.config.num_groups:
     q, k, v = q[:, :, heads:], k[:, :, n_full:], v[:, :, n_full:]
     slots = kv.local_slots(position_BxT, real_BxT, end_B, spec)
@@ -106,12 +113,12 @@ def _from_groups(out_BxGxMxK, tokens):
   return out.reshape(B, tokens, G * M // tokens, K)
 
 
-def _scores(q_BxGxMxK, k_BxGxSxK, visible_BxTxS):
-  """float32 scores `[B, G, M, S]`, `FLOOR` where a query does not see the key."""
+def _scores(q_BxGxMxK, k_BxGxSxK, visible_BxGxTxS):
+  """float32 scores `[B, G, M, S]`, `FLOOR` where a query does not see the key (G may be 1)."""
   s = jnp.einsum("bgmk,bgsk->bgms", q_BxGxMxK, k_BxGxSxK, preferred_element_type=jnp.float32)
   B, G, M, S = s.shape
-  T = visible_BxTxS.shape[1]
-  s = jnp.where(visible_BxTxS[:, None, None], s.reshape(B, G, M // T, T, S), FLOOR)
+  T = visible_BxGxTxS.shape[2]
+  s = jnp.where(visible_BxGxTxS[:, :, None], s.reshape(B, G, M // T, T, S), FLOOR)
   return s.reshape(B, G, M, S)
 
 
@@ -126,13 +133,13 @@ def _mix(p_BxGxMxS, v_BxGxSxK):
 
 def _attend_ring(q_Bx1xHxK, k_BxGxSxK, v_BxGxSxK, visible_BxS):
   q = _to_groups(q_Bx1xHxK, k_BxGxSxK.shape[1])
-  p = jax.nn.softmax(_scores(q, k_BxGxSxK, visible_BxS[:, None]), axis=-1)
+  p = jax.nn.softmax(_scores(q, k_BxGxSxK, visible_BxS[:, None, None]), axis=-1)
   return _from_groups(_mix(p, v_BxGxSxK), 1).astype(q_Bx1xHxK.dtype)
 
 
-def _attend_full(q_BxTxHxK, k_BxGxSxK, v_BxGxSxK, position_BxT, end_B):
+def _attend_full(q_BxTxHxK, k_BxGxSxK, v_BxGxSxK, position_BxT, end_B, windows=None):
   """Softmax attention in blocks of keys, up to the longest row's end and no further: a step costs
-  what is filled, not the capacity."""
+  what is filled, not the capacity. `windows`: tokens `[G]` that groups see, and how many sinks."""
   (B, T, H, K), (G, S) = q_BxTxHxK.shape, k_BxGxSxK.shape[1:3]
   q_BxGxMxK = _to_groups(q_BxTxHxK, G)
   block = min(S, 1024 if T == 1 else 512)
@@ -141,8 +148,13 @@ def _attend_full(q_BxTxHxK, k_BxGxSxK, v_BxGxSxK, position_BxT, end_B):
     top, total, out = carry
     first = jnp.minimum(j * block, S - block)  # the last block reaches back into the one before
     k, v = (jax.lax.dynamic_slice_in_dim(x, first, block, 2) for x in (k_BxGxSxK, v_BxGxSxK))
-    key = (first + jnp.arange(block, dtype=jnp.int32))[None, None]
-    s = _scores(q_BxGxMxK, k, (key <= position_BxT[:, :, None]) & (key >= j * block))
+    key = (first + jnp.arange(block, dtype=jnp.int32))[None, None, None]
+    distance = position_BxT[:, None, :, None] - key
+    visible = (distance >= 0) & (key >= j * block)
+    if windows is not None:
+      window_G, sinks = windows
+      visible &= (distance < window_G[None, :, None, None]) | (key < sinks)
+    s = _scores(q_BxGxMxK, k, visible)
     new = jnp.maximum(top, s.max(-1))
     p = jnp.exp(s - new[..., None])
     shrink = jnp.exp(top - new)
@@ -150,7 +162,8 @@ def _attend_full(q_BxTxHxK, k_BxGxSxK, v_BxGxSxK, position_BxT, end_B):
 
   shape = (B, G, H // G * T)
   zero = jnp.zeros(shape, jnp.float32)
-  # Every query sees key 0, in the first block, so `top` is a real score ever after.
+  # Every query sees key 0 in the first block, or at least itself: once it has a real score, `shrink`
+  # takes away whatever blocks before it have added.
   start = (jnp.full(shape, FLOOR, jnp.float32), zero, jnp.zeros((*shape, K), jnp.float32))
   blocks = (end_B.max() + block - 1) // block
   _, total, out = jax.lax.fori_loop(0, blocks, step, start)

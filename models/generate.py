@@ -23,6 +23,7 @@ from models.hybridize import Hybrid
 from models.registry import Loaded
 from models.sampling import Sampling, choose
 from models.text_stream import TextStream
+from models.windows import HeadMask
 
 ROUND = 256  # capacities are multiples, so that prompts of similar length share what is compiled
 
@@ -89,7 +90,7 @@ class Generator:
   Args:
     loaded: the model. Its parameters are copied layer by layer.
     hybrid: the same model reordered by `models.hybridize`; None = every group is full.
-    window: tokens a local group sees, itself included; needed with `hybrid`.
+    window: tokens a local group sees, itself included; needed with `hybrid` and with masks in calls.
     sinks: first tokens that local groups see as well.
     chunk: tokens of a prompt read at once.
   """
@@ -110,7 +111,7 @@ class Generator:
       raise InputError("--chunk", chunk, "must be a positive number of tokens; use for example 512")
     self.config, self.tokenizer, self.chunk = c, loaded.tokenizer, chunk
     self._full_groups = hybrid.full_groups if hybrid else (c.num_groups,) * c.num_layers
-    self._window, self._sinks = window or c.context, sinks
+    self._hybrid, self._window, self._sinks = hybrid is not None, window, sinks
     self._params = unstack(hybrid.params if hybrid else loaded.params)
     self._compiled: set = set()
 
@@ -118,8 +119,9 @@ class Generator:
     """The cache for `batch` rows of up to `capacity` tokens."""
     dtype = self._params["embed"]["embedding"].dtype
     return CacheSpec(
-      self.config, self._full_groups, self._window, self._sinks, batch, capacity, dtype
-    )
+      self.config, self._full_groups, self._window or self.config.context, self._sinks, batch,
+      capacity, dtype,
+    )  # fmt: skip
 
   def generate(
     self,
@@ -130,6 +132,7 @@ class Generator:
     stop: Sequence[str] = (),
     stop_ids: Sequence[int] | None = None,
     seed: int = 0,
+    mask: HeadMask | None = None,
     on_text: Callable[[int, str], None] | None = None,
     between: Callable[[], None] | None = None,
   ) -> Output:
@@ -142,6 +145,8 @@ class Generator:
       stop: strings that end a text.
       stop_ids: tokens that end a text; None = the tokenizer's end token, () = none.
       seed: of the draws; the same seed gives the same text.
+      mask: groups that are local in this call, of a generator with a window and without `hybrid`.
+        One compilation serves every mask, and the cache saves nothing: for measuring many masks.
       on_text: called with (row, piece of text) as soon as a piece is certain.
       between: called between steps, to check for interrupts.
 
@@ -149,6 +154,8 @@ class Generator:
       InputError: no prompt, an empty one, one that fills the context, unknown tokens, an empty stop
         string.
     """
+    if mask is not None and (self._hybrid or self._window is None):
+      raise ValueError("a mask in a call is for a generator that has a window and no hybrid model")
     sampling = sampling or Sampling()
     prompts = self._prompts(prompts, max_tokens)
     stop_ids = self._stop_ids(stop, stop_ids)
@@ -161,7 +168,8 @@ class Generator:
       _Row(b, prompt, max_tokens, self.config.context, TextStream(self.tokenizer, stop))
       for b, prompt in enumerate(prompts)
     ]
-    state = _State(self, spec, between or (lambda: None))
+    windows = None if mask is None else mask.windows(self._window, self.config.num_groups)
+    state = _State(self, spec, between or (lambda: None), windows)
     compile_s = state.compile(chunk, sampling)
     started = time.perf_counter()
     state.read(prompts, chunk)
@@ -270,22 +278,29 @@ class _Row:
 class _State:
   """The cache of one call, and the logits behind each row."""
 
-  def __init__(self, generator: Generator, spec: CacheSpec, between: Callable[[], None]):
+  def __init__(
+    self,
+    generator: Generator,
+    spec: CacheSpec,
+    between: Callable[[], None],
+    window_LxG: np.ndarray | None,
+  ):
     self._params, self._seen, self._between = generator._params, generator._compiled, between
-    self.spec, self.cache = spec, kv.empty(spec)
+    self.spec, self.cache, self._window_LxG = spec, kv.empty(spec), window_LxG
     self.logits = jnp.zeros((spec.batch, spec.config.vocab_size), jnp.float32)
 
   def compile(self, chunk: int, sampling: Sampling) -> float:
     """Compiles what is new in this call; seconds."""
     started = time.perf_counter()
     for T in (chunk, 1):
-      if (self.spec, T) not in self._seen:
+      if (form := (self.spec, T, self._window_LxG is None)) not in self._seen:
         tokens, count = (
           np.zeros((self.spec.batch, T), np.int32),
           np.zeros(self.spec.batch, np.int32),
         )
-        extend.lower(self.spec, self._params, self.cache, self.logits, tokens, count).compile()
-        self._seen.add((self.spec, T))
+        inputs = self._params, self.cache, self.logits, tokens, count, self._window_LxG
+        extend.lower(self.spec, *inputs).compile()
+        self._seen.add(form)
     self.next(sampling, 0, 0)
     return time.perf_counter() - started
 
@@ -304,9 +319,8 @@ class _State:
     self._extend(np.asarray(tokens_B, np.int32)[:, None], active_B)
 
   def _extend(self, tokens_BxT: np.ndarray, count_B) -> None:
-    self.cache, self.logits = extend(
-      self.spec, self._params, self.cache, self.logits, tokens_BxT, np.asarray(count_B, np.int32)
-    )
+    inputs = tokens_BxT, np.asarray(count_B, np.int32), self._window_LxG
+    self.cache, self.logits = extend(self.spec, self._params, self.cache, self.logits, *inputs)
 
   def next(self, sampling: Sampling, seed: int, step: int) -> np.ndarray:
     """The next token of every row."""

@@ -162,3 +162,16 @@ def test_a_half_written_batch_is_completed_and_nothing_is_computed_again(params,
   journal.close()
   assert len(computed) == 1 and (tmp_path / "j").read_text().splitlines(keepends=True) == lines
   np.testing.assert_array_equal(before.nll, after.nll)
+
+
+def test_forgotten_states_are_computed_and_paid_again_and_scores_stay(params):
+  a, b = np.zeros((2, 4, 3), bool)
+  a[3, 0] = b[3, 1] = True
+  evaluator = Evaluator(CONFIG, params, tiny_prompts(), WINDOW)
+  first, cost = evaluator.score([a]).nll, evaluator.cost
+  assert all(evaluator._states)
+  evaluator.forget()
+  assert not any(evaluator._states)
+  assert np.array_equal(evaluator.score([a]).nll, first) and evaluator.cost == cost
+  evaluator.score([b])
+  assert evaluator.cost == pytest.approx(2 * cost)

@@ -12,7 +12,7 @@ from models import cache as kv
 from models import decode
 from models.config import ModelConfig, RopeScaling
 from models.transformer import Transformer
-from models.windows import HeadMask
+from models.windows import FULL, HeadMask
 from tests.models.cached import QUICK, Cached, forward
 
 W = 6
@@ -244,3 +244,24 @@ def test_memory_is_linear_in_the_chunk(params):
   base = temporaries(1024, 8192)
   assert temporaries(2048, 8192) < 2.3 * base
   assert temporaries(1024, 32768) < 1.1 * base
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_runtime_windows_over_several_blocks_of_keys(tokens):
+  """Blocks in which a local head sees nothing come before those in which it does."""
+  B, S, G, R, K, sinks = 2, 1500, 3, 2, 8, 1
+  rng = np.random.default_rng(0)
+  q = rng.normal(size=(B, tokens, G * R, K)).astype(np.float32)
+  k, v = rng.normal(size=(2, B, G, S, K)).astype(np.float32)
+  end = np.array([1500, 700], np.int32)
+  position = end[:, None] - tokens + np.arange(tokens, dtype=np.int32)
+  window = np.array([5, FULL, 600], np.int32)
+  for s in (0, sinks):
+    got = decode._attend_full(*map(jnp.asarray, (q, k, v, position, end)), (jnp.asarray(window), s))
+    distance = position[:, None, :, None] - np.arange(S)
+    seen = (distance >= 0) & ((distance < window[:, None, None]) | (np.arange(S) < s))
+    score = np.einsum("btgrk,bgsk->bgrts", q.reshape(B, tokens, G, R, K), k) / K**0.5
+    score = np.where(seen[:, :, None], score, -np.inf)
+    p = np.exp(score - score.max(-1, keepdims=True))
+    want = np.einsum("bgrts,bgsk->btgrk", p / p.sum(-1, keepdims=True), v)
+    np.testing.assert_allclose(got, want.reshape(got.shape), atol=2e-6)

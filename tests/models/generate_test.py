@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import HeadMask
+from models import HeadMask, decode
 from models import generate as generate_lib
 from models.config import ModelConfig
 from models.decode import extend
@@ -76,6 +76,31 @@ def test_greedy_equals_recomputing(loaded, generator):
     loaded, PROMPTS[0], 12, full
   )
   assert len({tuple(c.ids) for c in output.completions}) == 3
+
+
+def test_masks_in_calls_give_what_hybrid_models_do_with_one_compilation(
+  loaded, generator, monkeypatch
+):
+  traced = []  # a layer calls it once a trace
+  attend = decode._attend
+  monkeypatch.setattr(decode, "_attend", lambda *args: (traced.append(1), attend(*args))[1])
+  shared = Generator(loaded, window=W, sinks=SINKS, chunk=7)
+  masks = [MASK, HeadMask([[1, 0], [0, 1]]), HeadMask([[1, 1], [1, 1]])]
+  texts = {}
+  for mask in [*masks, HeadMask.full(loaded.config)]:
+    texts[mask] = [c.ids for c in shared.generate(PROMPTS, max_tokens=11, mask=mask).completions]
+    # Layers, and two kinds of step: a chunk of prompt and one token.
+    assert len(traced) == loaded.config.num_layers * 2
+  monkeypatch.undo()
+  hybrid = hybridize(loaded.params, masks[1], loaded.config)
+  alone = Generator(loaded, hybrid, window=W, sinks=SINKS, chunk=7)
+  for mask, static in ((MASK, generator), (masks[1], alone)):
+    assert texts[mask] == [c.ids for c in static.generate(PROMPTS, max_tokens=11).completions]
+  assert len({str(ids) for ids in texts.values()}) == 4
+  with pytest.raises(ValueError, match="window and no hybrid"):
+    alone.generate(PROMPTS, mask=MASK)
+  with pytest.raises(ValueError, match="window and no hybrid"):
+    Generator(loaded).generate(PROMPTS, mask=MASK)
 
 
 def test_stats(loaded, generator):
@@ -155,9 +180,9 @@ def test_seeds(generator):
 def test_one_trace_for_chunks_and_one_for_decoding(generator, monkeypatch):
   traces = []
 
-  def counted(spec, params, cache, logits, tokens, count):
+  def counted(spec, params, cache, logits, tokens, *rest):
     traces.append(tokens.shape)
-    return extend.__wrapped__(spec, params, cache, logits, tokens, count)
+    return extend.__wrapped__(spec, params, cache, logits, tokens, *rest)
 
   step = jax.jit(counted, static_argnames="spec", donate_argnames=("cache", "logits"))
   monkeypatch.setattr(generate_lib, "extend", step)
