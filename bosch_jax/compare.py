@@ -55,14 +55,15 @@ def compare(settings: CompareSettings, make_recipe: Callable) -> dict:
       shutil.rmtree(folder / name, ignore_errors=True)
     for name in OF_RECOVERY:
       (folder / name).unlink(missing_ok=True)
-  for name in RESULTS:  # a report is of the methods and seeds asked for now
+  # A report is of the methods and seeds asked for now.
+  for name in (*RESULTS, compare_plots.RECOVERY):
     (folder / name).unlink(missing_ok=True)
   run_cells(settings, console)
   result = compare_report.summary(settings)
-  write(folder, result | recovery.load(folder))
+  write(folder, result | recovery.load(settings))
   if training:
     training.run(console)
-    write(folder, result := result | recovery.load(folder))
+    write(folder, result := result | recovery.load(settings))
   journal.close()
   shown = Console()
   for field in ("nll", "exact_match"):

@@ -92,10 +92,15 @@ def summary(ratio: float, runs: dict[str, dict]) -> dict:
   }  # fmt: skip
 
 
-def load(folder: pathlib.Path) -> dict:
-  """{"recovery": the content of recovery.json}, or nothing where there is none."""
-  path = folder / RESULT
-  return {"recovery": json.loads(path.read_text(encoding="utf-8"))} if path.exists() else {}
+def load(settings: CompareSettings) -> dict:
+  """{"recovery": the content of recovery.json, for the methods compared now}; nothing where there is
+  none of them."""
+  path = settings.folder / RESULT
+  if not path.exists():
+    return {}
+  made = json.loads(path.read_text(encoding="utf-8"))
+  made["methods"] = {m: made["methods"][m] for m in settings.methods if m in made["methods"]}
+  return {"recovery": made} if made["methods"] else {}
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import pytest
 from bosch_jax import compare, compare_report, compare_settings, recovery, runs
 from bosch_jax.compare_settings import CompareSettings, RecoveryOptions
 from models.errors import InputError
-from models.windows import HeadMask
+from models.windows import HeadMask, write_json
 
 METHODS = ("bosch", "rand", "nll")
 RATIOS = (0.25, 0.5)
@@ -218,6 +218,14 @@ def test_recovery_is_a_section_with_a_picture(result, settings, tmp_path):
   page.feed((tmp_path / "report.html").read_text())
   assert not page.open and not page.fetched and len(page.images) == 4
   assert not (settings.folder / "recovery.png").exists()  # of a comparison without training
+  # A comparison gone on with may be of other methods.
+  write_json(tmp_path / recovery.RESULT, made)
+  for methods in (("nll", "rand"), ("rand",)):
+    fewer = dataclasses.replace(settings, methods=methods, out=tmp_path)
+    assert set(recovery.load(fewer)["recovery"]["methods"]) == set(methods)
+  del made["methods"]["nll"], made["methods"]["rand"]
+  write_json(tmp_path / recovery.RESULT, made)
+  assert recovery.load(fewer) == {}
 
 
 def test_one_ratio_and_one_method_make_a_report_too(settings, tmp_path):

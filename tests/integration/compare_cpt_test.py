@@ -62,6 +62,7 @@ def recovery(folder) -> dict:
   return made
 
 
+@pytest.mark.slow
 def test_a_finished_comparison_is_trained_and_drawn(trained):
   folder, before, out, err = trained
   assert before and all(path.read_bytes() == text for path, text in before.items())
@@ -113,6 +114,7 @@ def test_a_stopped_training_goes_on_to_the_same_curves(world, compared, trained,
   assert recovery(folder) == wanted
 
 
+@pytest.mark.slow
 def test_another_recipe_is_refused_by_its_flag(world, trained, capsys):
   flags, training, _, _ = world
   command = [*map(str, (*flags, "--out", trained[0], "--resume", *training))]
