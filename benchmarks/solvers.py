@@ -12,8 +12,10 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable
+from itertools import filterfalse
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -201,7 +203,7 @@ def measure(options: Options, progress: Callable[[str], None] = lambda text: Non
   Raises:
     InputError: none of the contenders is installed.
   """
-  names = [name for name in options.solvers if not missing(name)]
+  names = list(filterfalse(missing, options.solvers))
   if not names:
     require(options.solvers[0])
   records, shown = [], None
@@ -258,7 +260,7 @@ def rows(records: list[dict], options: Options) -> list[list[str]]:
 
 
 def _percent(mean: float, error: float) -> str:
-  return f"{100 * mean:.1f}" + ("" if np.isnan(error) else f" ± {100 * error:.1f}")
+  return f"{100 * mean:.1f}" + ("" if np.isnan(error) else f" ±{100 * error:.1f}")
 
 
 def markdown(records: list[dict], options: Options) -> str:
@@ -286,9 +288,9 @@ def plot(records: list[dict], options: Options, path: pathlib.Path) -> None:
   width = 4.2 * len(options.kinds)
   figure, axes = pyplot.subplots(1, len(options.kinds), figsize=(width, 4), squeeze=False)
   for axis, kind in zip(axes[0], options.kinds, strict=True):
-    for name in options.solvers:
+    for name in filterfalse(missing, options.solvers):
       points = [summary(records, solver=name, kind=kind, budget=b) for b in options.budgets]
-      means, errors = np.array([p if p else (np.nan, np.nan) for p in points]).T
+      means, errors = np.array(points).T
       axis.errorbar(
         options.budgets, 100 * means, 100 * np.nan_to_num(errors), marker="o", ms=3, label=name
       )
@@ -306,8 +308,11 @@ def main(options: Options) -> list[dict]:
   """Measures, prints the table, and writes solvers.json, solvers.md and solvers.png."""
   console = Console()
   records = measure(options, lambda text: print(f"solvers: {text}", file=sys.stderr, flush=True))
-  table = Table(title="Regret, % of the gap between chance and the best known")
-  table.add_column("solver")
+  table = Table(
+    title="Regret, % of the gap between chance and the best known",
+    box=box.SIMPLE, pad_edge=False, collapse_padding=True,
+  )  # fmt: skip
+  table.add_column("solver", min_width=len("lazy + swap"))
   for kind in options.kinds:
     for budget in options.budgets:
       table.add_column(f"{kind}\n{budget}", justify="right")

@@ -1,11 +1,11 @@
+import importlib.util
 import json
 import math
 
 import numpy as np
 import pytest
 
-from benchmarks import solvers
-from benchmarks.solvers import CONTENDERS, PACKAGES, Count, Options, instances, solve, summary
+from benchmarks.solvers import CONTENDERS, Count, Options, instances, missing, solve, summary
 from bosch_jax import cli
 from bosch_jax.solvers import Space, bits
 
@@ -14,8 +14,8 @@ SMALL = {"layers": 4, "groups": 3, "ones": (5,), "budgets": (10, 40), "seeds": 2
 
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_a_contender_never_pays_more_than_the_budget_and_never_gets_worse(name):
-  if name in PACKAGES:
-    pytest.importorskip(PACKAGES[name])
+  if missing(name):
+    pytest.skip("optional package")
   options = Options(**SMALL)
   for instance in instances(Options(**{**SMALL, "seeds": 1})):
     for budget in options.budgets:
@@ -62,7 +62,7 @@ def test_the_command_writes_table_figures_and_picture(tmp_path, capsys):
     ("--kinds cubic", "--kinds cubic"),
     ("--ones 90", "--ones 90"),
     ("--budgets 2", "--budgets 2"),
-    ("--nomad-seeds 0", "--nomad-seeds 0"),
+    ("--seeds 0", "--seeds 0"),
   ],
 )
 def test_bad_options_are_one_sentence(flags, named, capsys):
@@ -70,5 +70,22 @@ def test_bad_options_are_one_sentence(flags, named, capsys):
   assert named in capsys.readouterr().err
 
 
-def test_the_default_contenders_are_those_that_can_run():
-  assert set(CONTENDERS) - set(PACKAGES) <= set(solvers.Options().solvers)
+def test_missing_packages_get_a_row_that_says_so(tmp_path, capsys, monkeypatch):
+  found = importlib.util.find_spec
+  monkeypatch.setattr(
+    importlib.util,
+    "find_spec",
+    lambda name, *rest: None if name == "PyNomad" else found(name, *rest),
+  )
+  flags = "--layers 4 --groups 3 --ones 5 --budgets 10 --seeds 1 --out"
+  assert (
+    cli.main(["bench", "solvers", *flags.split(), str(tmp_path), "--solvers", "random", "nomad"])
+    == 0
+  )
+  assert "nomad (not installed)" in capsys.readouterr().out
+  assert "| nomad (not installed) | - | - | - |" in (tmp_path / "solvers.md").read_text()
+  assert {r["solver"] for r in json.loads((tmp_path / "solvers.json").read_text())["records"]} == {
+    "random"
+  }
+  assert cli.main(["bench", "solvers", *flags.split(), str(tmp_path), "--solvers", "nomad"]) == 2
+  assert "requirements-solvers.txt" in capsys.readouterr().err
