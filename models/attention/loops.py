@@ -85,10 +85,10 @@ def _forward(q, k, v, where: Where, fixed: Static):
       j = order_QxN[i, step]
       s, _ = _scores(q_NxMxK, _rows(k, j, fixed.block_k), fixed)
       mask = _mask(where, fixed, i, j)
-      s = jnp.where(mask, s.reshape(N, R, fixed.block_q, -1), FLOOR).reshape(N, M, -1)
+      # Masked scores lie below FLOOR, so that they count as 0 even in a row that has seen nothing.
+      s = jnp.where(mask, s.reshape(N, R, fixed.block_q, -1), 2 * FLOOR).reshape(N, M, -1)
       new = jnp.maximum(top, s.max(-1))
-      # A row that has seen nothing keeps top = FLOOR: its masked scores must not count as 1.
-      p = jnp.where(s > FLOOR / 2, jnp.exp(s - new[..., None]), 0.0)
+      p = jnp.exp(s - new[..., None])
       shrink = jnp.exp(top - new)
       pv = jnp.einsum(
         "nms,nsk->nmk",
@@ -129,8 +129,8 @@ def _backward(q, k, v, where: Where, out, lse, d_out, fixed: Static):
       s, tanh = _scores(q_NxMxK, k_NxSxK, fixed)
       mask = _mask(where, fixed, i, j)
       mask = jnp.broadcast_to(mask, (N, R, fixed.block_q, fixed.block_k)).reshape(s.shape)
-      # Masked before the exponential too: a row without keys has no meaningful lse.
-      p = jnp.where(mask, jnp.exp(jnp.where(mask, s - lse_NxM[..., None], 0.0)), 0.0)
+      # Masked before the exponential: a row without keys has no meaningful lse.
+      p = jnp.exp(jnp.where(mask, s - lse_NxM[..., None], FLOOR))
       dp = jnp.einsum("nmk,nsk->nms", do_NxMxK, v_NxSxK, preferred_element_type=f32)
       ds = p * (dp - delta_NxM[..., None])
       if tanh is not None:
