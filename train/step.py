@@ -132,11 +132,11 @@ def loss_and_gradient(plan: Plan, trained: dict, frozen: dict, reference: dict |
 
   Micro-batches are added up with their weights, so accumulating changes nothing but the memory.
   """
-  total = jnp.maximum(batch.weights.sum(), 1.0)
+  # Scaled here, and not what comes out, the gradient of the output head is not gone over again.
+  batch = batch._replace(weights=batch.weights / jnp.maximum(batch.weights.sum(), 1.0))
 
   def loss(trained, micro):
-    sums = batch_loss(plan, trained, frozen, reference, micro)
-    means = Sums(*(s / total for s in sums))
+    means = batch_loss(plan, trained, frozen, reference, micro)
     return means.loss, means
 
   def one(trained, micro):
