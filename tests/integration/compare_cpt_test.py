@@ -9,18 +9,19 @@ import time
 import pytest
 
 from bosch_jax import cli
-from tests.integration.command import SMALL, finish, run, start
+from tests.integration.command import finish, run, start
 from tests.integration.tiny_gguf import write_tiny_gguf
 from tests.train.corpus import write_corpus
 
-METHODS, UPDATES, PATIENCE = ("rand", "intr"), 9, 240
+METHODS, UPDATES, PATIENCE = ("rand", "intr"), 5, 240
+SMALL = ("--window", 24, "--context", 256, "--samples", 4, "--held-out", 3, "--budget", 25)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
   """Flags of a comparison, those of its training, an environment, and a folder."""
   folder = tmp_path_factory.mktemp("compare")
-  model = write_tiny_gguf(folder / "tiny.gguf", layers=2, context=700)
+  model = write_tiny_gguf(folder / "tiny.gguf", layers=2)
   flags = ("compare", "--model", model, *SMALL, "--ratios", 0.5, 0.67, "--seeds", 1)
   flags = (*flags, "--methods", *METHODS)
   training = ("--cpt", "--cpt-updates", UPDATES, "--cpt-train", "layers")
@@ -76,7 +77,7 @@ def test_a_finished_comparison_is_trained_and_drawn(trained):
     assert points[-1]["text_nll"] < points[0]["text_nll"]
     config = json.loads((folder / "cpt" / f"{method}-s1" / "config.json").read_text())
     assert config["mask"] == str(folder / "cells" / f"{method}-s1" / "ratio-0.67" / "mask.json")
-    assert (config["context"], config["sequence"], config["train"]) == (400, 600, "layers")
+    assert (config["context"], config["sequence"], config["train"]) == (256, 384, "layers")
     assert not (folder / "cpt" / f"{method}-s1" / "checkpoints").exists()
     assert f"cpt {1 + METHODS.index(method)} of 2: {method}, 0.67 local" in err
   starts = {facts["points"][0]["retrieval_nll"] for facts in made["methods"].values()}
