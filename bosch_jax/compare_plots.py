@@ -142,7 +142,7 @@ def recovery(plt, result: dict):
     panel.grid(alpha=0.3)
   panels[0].set_yscale("log")
   panels[0].yaxis.set_major_formatter("{x:g}")
-  panels[0].yaxis.set_minor_formatter("{x:g}")
+  panels[0].yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "25" else "")
   panels[0].tick_params(which="both", labelsize=8)
   handles, labels = panels[0].get_legend_handles_labels()
   figure.legend(
