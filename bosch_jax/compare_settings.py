@@ -103,7 +103,9 @@ class CompareSettings(SelectSettings):
     """Where the comparison is written; the same for any methods and seeds, which may grow."""
     if self.out is not None:
       return pathlib.Path(self.out)
-    model, _, rest = self.cell("bosch", 1, out=None).folder.name.rpartition("-bosch-")
+    usual = {"budget": SelectSettings.budget} if self.budget == CompareSettings.budget else {}
+    cell = self.cell("bosch", 1, out=None, **usual)  # a name by what differs from the defaults
+    model, _, rest = cell.folder.name.rpartition("-bosch-")
     return pathlib.Path("runs") / f"compare-{model}-{rest.replace('-s1', '', 1)}"
 
   def cell(self, method: str, seed: int, **changes) -> SelectSettings:
