@@ -13,7 +13,6 @@ on the machine disturb least. What the loops' masks are does not change their co
 import dataclasses
 import functools
 import importlib.util
-import json
 import pathlib
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import output
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.progress import SearchProgress
 from bosch_jax.prompts import PromptSet
@@ -310,8 +310,6 @@ def main(options: Options) -> dict:
       f"matmul {name}: {cpu / 1e9:.0f} GFLOP per CPU second, {wall / 1e9:.0f} per wall second",
       soft_wrap=True, highlight=False,
     )  # fmt: skip
-  folder = pathlib.Path(options.out)
-  folder.mkdir(parents=True, exist_ok=True)
-  (folder / "search.json").write_text(json.dumps(facts, indent=1) + "\n")
+  folder = output.write(options.out, "search", facts)
   console.print(f"written to {folder}/search.json")
   return facts

@@ -7,7 +7,6 @@ still open: 0 is the best known, 1 is chance.
 """
 
 import dataclasses
-import json
 import pathlib
 import sys
 import time
@@ -19,6 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import output
 from benchmarks.planted import KINDS, Planted, best_known, planted
 from bosch_jax.solvers import LazySolver, Space, SwapSolver, make_solver, require
 from models.errors import InputError
@@ -319,10 +319,7 @@ def main(options: Options) -> list[dict]:
   for row in rows(records, options):
     table.add_row(*row)
   console.print(table)
-  folder = pathlib.Path(options.out)
-  folder.mkdir(parents=True, exist_ok=True)
-  facts = {"options": dataclasses.asdict(options), "records": records}
-  (folder / "solvers.json").write_text(json.dumps(facts, indent=1) + "\n")
+  folder = output.write(options.out, "solvers", output.with_platform(options, records))
   (folder / "solvers.md").write_text(markdown(records, options))
   plot(records, options, folder / "solvers.png")
   console.print(f"written to {folder}/solvers.json, solvers.md and solvers.png")

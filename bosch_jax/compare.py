@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.table import Table
 
 from bosch_jax import compare_html, compare_plots, compare_report, interrupts, recovery, runs
 from bosch_jax.compare_settings import CompareSettings
+from bosch_jax.report import text_table
 from bosch_jax.select import calibration_prompts, prompts, select
 from bosch_jax.settings import SelectSettings
 from bosch_jax.shared import Shared
@@ -67,9 +67,11 @@ def compare(settings: CompareSettings, make_recipe: Callable) -> dict:
   journal.close()
   shown = Console()
   for field in ("nll", "exact_match"):
-    shown.print(_table(compare_report.TITLES[field], compare_report.method_rows(result, field)))
+    shown.print(text_table(compare_report.TITLES[field], compare_report.method_rows(result, field)))
   if training:
-    shown.print(_table(compare_report.RECOVERY, compare_report.recovery_rows(result["recovery"])))
+    shown.print(
+      text_table(compare_report.RECOVERY, compare_report.recovery_rows(result["recovery"]))
+    )
   written = ", ".join(n for n in (*RESULTS, *OF_RECOVERY) if (folder / n).exists())
   shown.print(f"written to {folder}/: {written}", soft_wrap=True, highlight=False, markup=False)
   return result
@@ -124,13 +126,3 @@ def write(folder: pathlib.Path, result: dict) -> None:
   (folder / "compare.md").write_text(compare_report.markdown(result), encoding="utf-8")
   (folder / "report.html").write_text(compare_html.page(folder, result), encoding="utf-8")
   write_json(folder / "compare.json", result)
-
-
-def _table(title: str, rows: list[list[str]]) -> Table:
-  header, *body = rows
-  table = Table(title=title, title_justify="left")
-  for i, name in enumerate(header):
-    table.add_column(name, justify="left" if i == 0 else "right")
-  for row in body:
-    table.add_row(*row)
-  return table

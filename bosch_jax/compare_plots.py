@@ -28,6 +28,11 @@ def draw(folder: pathlib.Path, result: dict) -> None:
     plt.close(figure)
 
 
+def between_decades(value: float, _) -> str:
+  """Labels of a logarithmic axis at 2 and 5 only: more would lie over each other."""
+  return f"{value:g}" if f"{value:.0e}"[0] in "25" else ""
+
+
 def cost(plt, result: dict):
   """A panel per ratio: held-out NLL over what this ratio alone takes by a method."""
   ratios, methods = result["ratios"], result["methods"]
@@ -51,7 +56,7 @@ def cost(plt, result: dict):
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.yaxis.set_major_formatter("{x:g}")
-    panel.yaxis.set_minor_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter(between_decades)
     panel.tick_params(which="both", labelsize=8)
     panel.set_title(f"{ratio:g} local", fontsize=10)
     panel.set_xlabel("full passes")
@@ -142,7 +147,7 @@ def recovery(plt, result: dict):
     panel.grid(alpha=0.3)
   panels[0].set_yscale("log")
   panels[0].yaxis.set_major_formatter("{x:g}")
-  panels[0].yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "25" else "")
+  panels[0].yaxis.set_minor_formatter(between_decades)
   panels[0].tick_params(which="both", labelsize=8)
   handles, labels = panels[0].get_legend_handles_labels()
   figure.legend(

@@ -8,7 +8,7 @@ import tyro
 
 from bosch_jax.settings import SelectSettings
 from models.config import ModelConfig
-from models.errors import InputError
+from models.errors import InputError, flag
 
 MOST_SEEDS = 100
 USUAL_RATIO = 0.75  # of the recovery runs, where it is among the ratios
@@ -38,7 +38,7 @@ class RecoveryOptions:
   def __post_init__(self):
     for field in dataclasses.fields(self)[1:]:
       if not self.cpt and (value := getattr(self, field.name)) != field.default:
-        raise InputError(_flag(field.name), value, "is for training; give --cpt as well")
+        raise InputError(flag(field.name), value, "is for training; give --cpt as well")
     if self.cpt_updates < 1:
       raise InputError("--cpt-updates", self.cpt_updates, "must be positive; use 1 or more")
 
@@ -127,7 +127,3 @@ class CompareSettings(SelectSettings):
   def cells(self) -> list[tuple[str, int]]:
     """Method and seed of every run, seed by seed."""
     return [(method, seed) for seed in range(1, self.seeds + 1) for method in self.methods]
-
-
-def _flag(field: str) -> str:
-  return "--" + field.replace("_", "-")

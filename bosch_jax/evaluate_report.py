@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
-from bosch_jax.report import NAMES, with_error
+from bosch_jax.report import NAMES, text_table, with_error
 from bosch_jax.statistics import average, mean_and_error, paired
 from bosch_jax.tasks.niah_tasks import DEPTHS
 
@@ -194,16 +194,12 @@ TITLES = {
 
 def terminal_tables(result: dict) -> list[Table]:
   """One table of string match per length."""
-  tables = []
-  for length in result["lengths"]:
-    header, *body = score_rows(result, length, "string_match")
-    table = Table(title=f"{length} tokens: {TITLES['string_match']}", title_justify="left")
-    for i, name in enumerate(header):
-      table.add_column(name, justify="left" if i == 0 else "right")
-    for row in body:
-      table.add_row(*row)
-    tables.append(table)
-  return tables
+  return [
+    text_table(
+      f"{length} tokens: {TITLES['string_match']}", score_rows(result, length, "string_match")
+    )
+    for length in result["lengths"]
+  ]
 
 
 def markdown_table(rows: list[list[str]]) -> list[str]:

@@ -9,7 +9,7 @@ import tyro
 
 from bosch_jax.tasks.niah_tasks import NIAH, SIX
 from models.config import ModelConfig
-from models.errors import InputError
+from models.errors import InputError, flag
 from models.windows import HeadMask
 
 REFERENCES = ("full", "all_local")
@@ -69,8 +69,7 @@ class EvaluateSettings:
       values = getattr(self, field)
       for value in values if isinstance(values, tuple) else (values,):
         if value is not None and not 1 <= value < 2**31:
-          name = "--" + field.replace("_", "-")
-          raise InputError(name, value, "must be a positive integer; use 1 or more")
+          raise InputError(flag(field), value, "must be a positive integer; use 1 or more")
     if self.resume and self.force:
       raise InputError("--force and --resume", "", "contradict each other; give one of them")
 

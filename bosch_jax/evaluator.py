@@ -113,6 +113,7 @@ class Evaluator:
       devices,
       batch,
       state_bytes,
+      sum(len(self._padded.tokens(b)) for b in range(self.calibration)),
     )
     self.batch, self._stride, self._at_once = plan.batch, plan.stride, plan.batch * devices
     self.journal = journal or Journal(None, {})

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from bosch_jax import interrupts
 from bosch_jax.report import human_bytes
-from models.errors import InputError
+from models.errors import InputError, flag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,9 @@ class GenerateSettings:
       raise InputError("--prompt", "", "is missing; give --prompt TEXT or -f FILE, one of the two")
     for field in ("max_tokens", "chunk"):
       if getattr(self, field) < 1:
-        name = "--" + field.replace("_", "-")
-        raise InputError(name, getattr(self, field), "must be a positive number; use 1 or more")
+        raise InputError(
+          flag(field), getattr(self, field), "must be a positive number; use 1 or more"
+        )
     if self.window is not None and (self.mask is None or self.window < 1):
       raise InputError("--window", self.window, "must be positive, and belongs to a --mask")
     if self.system and not self.chat:

@@ -34,18 +34,20 @@ def plan(
   devices: int = 1,
   batch: int | None = None,
   state_bytes: int | None = None,
+  state_tokens: int | None = None,
   device_bytes: int | None = None,
 ) -> Plan:
   """Splits the work on a prompt set so that it fits.
 
   Args:
     config: the model.
-    prompts: all contexts.
+    prompts: the longest contexts, as many as a call may hold.
     itemsize: bytes of an activation.
     params_bytes: of the parameters, which lie on every device.
     devices: that share the pairs of a call and the stored states.
     batch, state_bytes: chosen by the caller; None = here. What is left of a device's memory beside
       the parameters goes to the pairs of a call first, and to states what they leave.
+    state_tokens: tokens of all contexts whose states are kept; None = those of `prompts`.
     device_bytes: memory of a device; None = ask it. A CPU computes one pair at a time: folding
       gains nothing where matrix products already use a whole core.
 
@@ -72,7 +74,7 @@ def plan(
       )
     if state_bytes is None:
       state_bytes = free - batch * pair
-  slot = contexts * tokens * config.model_dim * itemsize / devices
+  slot = (state_tokens or contexts * tokens) * config.model_dim * itemsize / devices
   slots = int(state_bytes // slot)  # beside slot 0, the embedding
   return Plan(batch, max(1, math.ceil(config.num_layers / (slots + 1))))
 

@@ -1,6 +1,7 @@
 """What a run leaves for people: the table in the terminal, mask.png and report.md."""
 
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 from rich.markup import escape
@@ -46,10 +47,17 @@ def terminal_table(results: list[dict]) -> Table:
   """The closing table for the terminal."""
   result = results[0]
   n = result["held_out"]["mask"]["n"]
-  header, *body = rows(results)
-  table = Table(
-    title=f"{escape(result['model'])}: {n} held-out questions, context {result['context']}, window {result['window']}"
+  return text_table(
+    f"{escape(result['model'])}: {n} held-out questions, context {result['context']}, window {result['window']}",
+    rows(results),
+    "center",
   )
+
+
+def text_table(title: str, rows: Sequence[Sequence[str]], justify: str = "left") -> Table:
+  """A table for the terminal from its header and rows: names on the left, figures on the right."""
+  header, *body = rows
+  table = Table(title=title, title_justify=justify)
   for i, name in enumerate(header):
     table.add_column(name, justify="left" if i == 0 else "right")
   for row in body:

@@ -81,9 +81,12 @@ def search(
       f"by {settings.score}, full attention is no better than all local on these prompts, so they do not "
       "show what a head is needed for; use another model, a smaller --context or --score nll"
     )
-  shared = known["spent"] if "gates" in known else stages.ANCHORS - (evaluator.cost - began)
+  shared = stages.ANCHORS - (evaluator.cost - began)
   note("anchor", "full attention", np.zeros(s.shape, bool))
-  if s.num_local in (0, config.total_groups):
+  searched = 0 < s.num_local < config.total_groups
+  if searched and "gates" in known:
+    shared = known["spent"]
+  if not searched:
     mask, cost = np.full(s.shape, s.num_local > 0), np.zeros(s.shape)
     weights = np.zeros(len(mask))
   elif settings.method != "bosch":

@@ -11,7 +11,7 @@ import tyro
 from bosch_jax import rankings, runs, solvers
 from bosch_jax.device_options import DeviceOptions
 from models.config import ModelConfig
-from models.errors import InputError
+from models.errors import InputError, flag
 from models.windows import num_local_for
 
 MOST_CONTEXTS = 10_000
@@ -83,7 +83,7 @@ class SearchOptions:
     ):
       if not 0 < getattr(self, field) <= 1:
         raise InputError(
-          _flag(field),
+          flag(field),
           getattr(self, field),
           "must be a share above 0, up to 1; use for example 0.25",
         )
@@ -102,16 +102,16 @@ class SearchOptions:
     ):
       if getattr(self, field) < 1:
         raise InputError(
-          _flag(field),
+          flag(field),
           getattr(self, field),
           "must be a positive integer; use 1 or more",
         )
     for field in ("gate_rate", "gate_warm", "gate_cold"):
       if not 0 < getattr(self, field) < math.inf:
-        raise InputError(_flag(field), getattr(self, field), "must be above 0; use for example 0.2")
+        raise InputError(flag(field), getattr(self, field), "must be above 0; use for example 0.2")
     for field in ("alpha", "confidence", "tolerance", "slack", "cap"):
       if getattr(self, field) < 0:
-        raise InputError(_flag(field), getattr(self, field), "must not be negative; use 0 or more")
+        raise InputError(flag(field), getattr(self, field), "must not be negative; use 0 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,12 +171,12 @@ class SelectSettings:
     for field in ("window", "context", "samples", "budget", "seed", "held_out"):
       if getattr(self, field) < 1:
         raise InputError(
-          _flag(field), getattr(self, field), "must be a positive integer; use 1 or more"
+          flag(field), getattr(self, field), "must be a positive integer; use 1 or more"
         )
     for field in ("samples", "held_out"):
       if getattr(self, field) > MOST_CONTEXTS:
         raise InputError(
-          _flag(field), getattr(self, field), f"is more than fits; use at most {MOST_CONTEXTS}"
+          flag(field), getattr(self, field), f"is more than fits; use at most {MOST_CONTEXTS}"
         )
     for ratio in self.ratio:
       if not 0 <= ratio <= 1:
@@ -233,12 +233,12 @@ class SelectSettings:
         of groups reaches, or a budget below what the anchors and stage 1 cost.
     """
     solvers.require(self.search.solver)
-    for flag, (context, _) in zip(
+    for given, (context, _) in zip(
       ("--context", *["--also"] * len(self.also)), self.lengths, strict=True
     ):
       if context > config.context:
         raise InputError(
-          flag, context, f"is beyond this model's {config.context} tokens; use at most that"
+          given, context, f"is beyond this model's {config.context} tokens; use at most that"
         )
     for ratio in self.ratio:
       local = num_local_for(ratio, config.total_groups)
@@ -320,7 +320,3 @@ class SelectSettings:
   @property
   def num_questions(self) -> int:
     return 4 if self.task == "multikey" else 1
-
-
-def _flag(field: str) -> str:
-  return "--" + field.replace("_", "-")

@@ -1,6 +1,11 @@
 """The one kind of error a user is meant to read."""
 
 
+def flag(field: str) -> str:
+  """A field of the settings as people spell it: "max_tokens" is "--max-tokens"."""
+  return "--" + field.replace("_", "-")
+
+
 class InputError(Exception):
   """Bad input: one sentence that names the field, the value and the remedy.
 

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from train.settings import CptSettings
@@ -31,24 +30,10 @@ def decays(params: dict) -> dict:
   return {path: not path.endswith(("/scale", "/bias")) for path in params}
 
 
-def clip(limit: float) -> optax.GradientTransformation:
-  """Gradients of a global norm above `limit`, brought down to it.
-
-  optax's own makes the choice at every entry, for which XLA writes a scaled copy of all gradients and
-  reads both; one factor is part of the loops that follow.
-  """
-
-  def update(gradient, state, params=None):
-    factor = jnp.minimum(1.0, limit / optax.tree.norm(gradient))
-    return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradient), state
-
-  return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
 def optimizer(settings: CptSettings) -> optax.GradientTransformation:
   """Clipping by the global norm, then AdamW; its state is float32 like the master weights."""
   chain = optax.chain(
-    clip(settings.clip),
+    optax.clip_by_global_norm(settings.clip),
     optax.adamw(
       schedule(settings), b1=0.9, b2=0.95, weight_decay=settings.weight_decay, mask=decays
     ),

@@ -5,9 +5,9 @@ import json
 import pathlib
 import shutil
 
-from models.errors import InputError
+from models.errors import InputError, flag
 from models.windows import write_json
-from train.settings import CptSettings, flag
+from train.settings import CptSettings
 
 CONFIG, LOCK, METRICS, CHECKPOINTS = "config.json", "lock", "metrics.jsonl", "checkpoints"
 FORMAT = "bosch-cpt/1"

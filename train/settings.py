@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from models.config import ModelConfig
-from models.errors import InputError
+from models.errors import InputError, flag
 
 Folder = Annotated[pathlib.Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
 
@@ -191,7 +191,3 @@ class CptSettings:
     record = dataclasses.asdict(self)
     apart = ("out", "resume", "force", "export", "cache", "tensorboard", "mesh", "hosts", "keep")
     return {name: value for name, value in record.items() if name not in (*apart, "save_every")}
-
-
-def flag(field: str) -> str:
-  return "--" + field.replace("_", "-")

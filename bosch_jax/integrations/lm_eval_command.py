@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from models.errors import InputError
+from models.errors import InputError, flag
 from models.windows import write_json
 
 
@@ -56,9 +56,7 @@ class LmEvalSettings:
       raise InputError("--tasks", "", "is missing; give for example gsm8k")
     for field in ("batch", "limit", "max_length", "window"):
       if (value := getattr(self, field)) is not None and value < 1:
-        raise InputError(
-          "--" + field.replace("_", "-"), value, "must be a positive integer; use 1 or more"
-        )
+        raise InputError(flag(field), value, "must be a positive integer; use 1 or more")
     if self.fewshot is not None and self.fewshot < 0:
       raise InputError("--fewshot", self.fewshot, "must not be negative; use 0 or more")
     if self.window is not None and self.mask is None:

@@ -14,6 +14,7 @@ from tests.bosch_jax.tiny import CONFIG, random_masks, tiny_params, tiny_prompts
 
 SHORT, LONG = tiny_prompts(3, seed=1), tiny_prompts(2, seed=2)
 WINDOWS = 6, 9
+STATES = 2 * 5 * 60 * CONFIG.model_dim * 4  # bytes of two layers' inputs, at 60 tokens a context
 
 
 def longer(prompts, extra=24):
@@ -64,6 +65,16 @@ def test_cost_is_the_share_of_the_flops_and_one_for_a_full_pass():
   np.testing.assert_allclose(both.cost, flops[1] / (2 * flops[0] + 2 * flops[1]), rtol=1e-6)
   both.score([mask])
   np.testing.assert_allclose(both.cost, 1.0, rtol=1e-6)
+
+
+def test_states_kept_of_all_lengths_fit_the_memory_given():
+  long = longer(LONG, 48)
+  both = Evaluator(CONFIG, tiny_params(), SHORT, 6, also=[(long, 9)], state_bytes=STATES)
+  mask = random_masks(1)[0]
+  both.rebase(mask)
+  both.score([mask ^ np.eye(4, 3, -3, dtype=bool)])  # differs in the last layer
+  kept = [x for states in both._states for x in states.values()]
+  assert 0 < sum(x.nbytes for x in kept) <= STATES
 
 
 def test_one_trace_for_each_length(monkeypatch):

@@ -24,6 +24,14 @@ def test_a_cpu_computes_one_pair_at_a_time_and_keeps_every_state_that_fits():
   assert plan(MODEL, PROMPTS, 2, PARAMS, state_bytes=0).stride == 28
 
 
+def test_states_of_shorter_contexts_are_counted_beside_those_of_the_longest():
+  """Half of the contexts are of another length: the plan is for the longest, the states for all."""
+  tokens = PROMPTS.tokens_BxT.size
+  alone = plan(MODEL, PROMPTS, 2, PARAMS, state_bytes=3 * SLOT + 1)
+  both = plan(MODEL, PROMPTS, 2, PARAMS, state_bytes=3 * SLOT + 1, state_tokens=3 * tokens)
+  assert (alone.stride, both.stride) == (7, 14)
+
+
 def test_what_is_chosen_fits():
   pair = pair_bytes(MODEL, PROMPTS, 2)
   seen = set()

@@ -82,6 +82,11 @@ def test_every_ratio_has_the_same_budget(work, method):
   assert steps[0] > 0 and steps[2] == steps[0] + steps[1]
 
 
+def test_all_local_needs_nothing_of_what_easier_ratios_paid_for():
+  (_, all_local), _ = run("bosch", (RATIOS[1], 1.0), budget=14)
+  assert all_local.alone == pytest.approx(2.0)  # the anchors
+
+
 def test_gates_of_a_harder_ratio_begin_where_the_easier_ones_ended(monkeypatch):
   shares, real = [], Evaluator.relax
 
