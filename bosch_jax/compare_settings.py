@@ -54,8 +54,6 @@ class CompareSettings(SelectSettings):
   ratio: tyro.conf.Suppress[tyro.conf.Fixed[tuple[float, ...]]] = (0.5,)
   method: tyro.conf.Suppress[tyro.conf.Fixed[str]] = "bosch"
   seed: tyro.conf.Suppress[tyro.conf.Fixed[int]] = 1
-  budget: int = 55
-  """About what a method may spend for each ratio, in full forward passes; `nll` probes every group with 50."""
   ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 0.875)
   """Shares of key/value head groups that become local."""
   methods: tuple[str, ...] = ("all",)
@@ -103,8 +101,7 @@ class CompareSettings(SelectSettings):
     """Where the comparison is written; the same for any methods and seeds, which may grow."""
     if self.out is not None:
       return pathlib.Path(self.out)
-    usual = {"budget": SelectSettings.budget} if self.budget == CompareSettings.budget else {}
-    cell = self.cell("bosch", 1, out=None, **usual)  # a name by what differs from the defaults
+    cell = self.cell("bosch", 1, out=None)
     model, _, rest = cell.folder.name.rpartition("-bosch-")
     return pathlib.Path("runs") / f"compare-{model}-{rest.replace('-s1', '', 1)}"
 

@@ -249,8 +249,9 @@ class SelectSettings:
           f"cannot be reached: this model has {config.total_groups} head groups, so the nearest is {local / config.total_groups:g}; "
           f"use a multiple of 1/{config.total_groups}",
         )
-      least = self.least_budget(config, ratio)
-      if 0 < local < config.total_groups and self.budget < least:
+      if 0 < local < config.total_groups and self.budget < (
+        least := self.least_budget(config, ratio)
+      ):
         raise InputError(
           "--budget",
           self.budget,
@@ -258,12 +259,15 @@ class SelectSettings:
         )
 
   def least_budget(self, config: ModelConfig, ratio: float) -> int:
-    """Passes for two anchors and for what the method cannot do without."""
+    """Budget for a ratio that pays for two anchors and for what the method cannot do without."""
     L, G = config.num_layers, config.num_groups
     if self.method == "bosch":
       return 2 + math.ceil(self._stage_one(L, G, ratio))
     stage_one = self._stage_one(L, 1 if self.method == "b-layer" else G, ratio)
-    return 2 + rankings.least_passes(self.method, L, G, self.samples, stage_one)
+    least = 2 + rankings.least_passes(self.method, L, G, self.samples, stage_one)
+    # One ranking serves them all, with the budgets of all.
+    served = 1 if self.method in rankings.BY_RATIO else sum(0 < r < 1 for r in self.ratio)
+    return math.ceil(least / served)
 
   def _stage_one(self, L: int, G: int, ratio: float) -> float:
     """Passes for a stage 1: some steps of the gates, or a cascade, in which layer l from the top

@@ -62,27 +62,46 @@ def _yarn_ramp(config: ModelConfig, s: RopeScaling) -> np.ndarray:
   return np.clip(ramp, 0, 1)
 
 
-def rope_angles(
-  positions_BxT: jax.Array, config: ModelConfig, rotary=None
-) -> tuple[jax.Array, jax.Array]:
+def rope_angles(positions_BxT: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
   """cos and sin of the rotary angles, float32 `[B, T, 1, K/2]`.
 
   Args:
     positions_BxT: int32.
     config: the architecture.
-    rotary: bool scalar, traced or not; False gives cos 1 and sin 0, no rotation. None = True.
   """
-  frequency = jnp.asarray(frequencies(config))
-  angles = positions_BxT[:, :, None, None].astype(jnp.float32) * frequency[None, None, None]
-  cos, sin = jnp.cos(angles), jnp.sin(angles)
-  if config.rope_scaling is not None and config.rope_scaling.attention_factor != 1:
-    cos, sin = (x * jnp.float32(config.rope_scaling.attention_factor) for x in (cos, sin))
-  if rotary is not None:
-    cos, sin = (
-      jnp.where(rotary, cos, jnp.ones_like(cos)),
-      jnp.where(rotary, sin, jnp.zeros_like(sin)),
-    )
+  angles = _angles(positions_BxT, config)
+  return _scaled(jnp.cos(angles), config), _scaled(jnp.sin(angles), config)
+
+
+def rope_tables(positions_BxT: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
+  """`rope_angles`, as the output of a loop: XLA keeps that in memory, where it would otherwise compute
+  cos and sin again for every head of every unrolled layer."""
+  angles = _angles(positions_BxT, config)
+
+  def either(carry, is_sin):
+    return carry, _scaled(jnp.where(is_sin, jnp.sin(angles), jnp.cos(angles)), config)
+
+  cos, sin = jax.lax.scan(either, None, jnp.array([False, True]))[1]
   return cos, sin
+
+
+def _angles(positions_BxT, config: ModelConfig):
+  frequency = jnp.asarray(frequencies(config))
+  return positions_BxT[:, :, None, None].astype(jnp.float32) * frequency[None, None, None]
+
+
+def _scaled(x, config: ModelConfig):
+  scaling = config.rope_scaling
+  return (
+    x * jnp.float32(scaling.attention_factor) if scaling and scaling.attention_factor != 1 else x
+  )
+
+
+def switched(cos: jax.Array, sin: jax.Array, rotary) -> tuple[jax.Array, jax.Array]:
+  """cos 1 and sin 0, no rotation, where the bool scalar `rotary` is False; None = True."""
+  if rotary is None:
+    return cos, sin
+  return jnp.where(rotary, cos, jnp.ones_like(cos)), jnp.where(rotary, sin, jnp.zeros_like(sin))
 
 
 def rotate(x_BxTxNxK: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

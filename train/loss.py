@@ -52,13 +52,21 @@ def token_losses(logits, targets, teacher_logits=None):
   Returns:
     NLL and KL `[...]` (KL 0 without a teacher), p and t `[..., V]` (t None without a teacher).
   """
-  logp = jax.nn.log_softmax(logits)
-  nll = -jnp.take_along_axis(logp, targets[..., None], axis=-1)[..., 0]
+  p, norm = _softmax(logits)
+  nll = norm - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
   if teacher_logits is None:
-    return nll, jnp.zeros_like(nll), jnp.exp(logp), None
-  logt = jax.nn.log_softmax(teacher_logits)
-  t = jnp.exp(logt)
-  return nll, (t * (logt - logp)).sum(-1), jnp.exp(logp), t
+    return nll, jnp.zeros_like(nll), p, None
+  t, teacher_norm = _softmax(teacher_logits)
+  gap = (teacher_logits - teacher_norm[..., None]) - (logits - norm[..., None])
+  return nll, (t * gap).sum(-1), p, t
+
+
+def _softmax(logits):
+  """Probabilities and the logarithm of their norm: one exponential for every logit."""
+  top = logits.max(-1, keepdims=True)
+  e = jnp.exp(logits - top)
+  total = e.sum(-1, keepdims=True)
+  return e * (1.0 / total), (top + jnp.log(total))[..., 0]
 
 
 def chunked_loss(

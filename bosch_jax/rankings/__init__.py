@@ -17,6 +17,8 @@ METHODS = (
 )  # fmt: skip
 # What looks at the model through scores of masks alone, so at contexts of any lengths.
 BY_SCORE = ("bosch", "rand", "intr", "bme", "nll", "b-single", "b-multi", "b-layer")
+# What depends on K, the number of local groups; the others serve every ratio of a run.
+BY_RATIO = frozenset({"intr", "bme", "b-single", "b-multi", "b-layer"})
 DUO_LEAST_STEPS = 10  # with fewer, gates have hardly left their start
 
 

@@ -48,6 +48,15 @@ class Context:
     """The contexts masks are scored on; the evaluator may hold more, for gradients."""
     return self.evaluator.prompts.take(range(self.evaluator.calibration))
 
+  @property
+  def left(self) -> float:
+    """Passes that a ranking which serves every ratio may spend: what this ratio has left, and the
+    budgets of the harder ones."""
+    settings = self.search.settings
+    return self.search.left + settings.budget * sum(
+      self.search.ratio < r < 1 for r in settings.ratio
+    )
+
   def model(self) -> tuple[Transformer, dict]:
     """The model and its parameters on one device of this process: statistics and gates are not
     spread over a mesh (every process computes the same)."""

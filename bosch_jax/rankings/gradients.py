@@ -53,7 +53,7 @@ def duo(context: Context) -> np.ndarray:
   contexts, share = len(evaluator.prompts), 1 / evaluator.calibration
   evaluator.stage = "ranking"
   wanted: dict[int, tuple[Batch, jax.Array]] = {}
-  affordable = max(context.search.left, 0) / share
+  affordable = max(context.left, 0) / share
   steps = int(max((affordable - contexts) / GRADIENT_PASSES, affordable / (1 + GRADIENT_PASSES)))
   adam = optax.scale_by_adam()
   gates_LxG = np.ones(context.shape, np.float32)

@@ -16,7 +16,7 @@ def nll(context: Context) -> np.ndarray:
   search, evaluator = context.search, context.evaluator
   (L, G), contexts = context.shape, search.all_contexts
   each = (G * (L + 1) / 2 + 1) / len(contexts)  # and once the full model's states
-  used = contexts[: max(1, min(len(contexts), int(search.left / each)))]
+  used = contexts[: max(1, min(len(contexts), int(context.left / each)))]
   full = np.zeros(context.shape, bool)
   before = evaluator.score([full], used).nll.mean(dtype=np.float64)
   evaluator.rebase(full)

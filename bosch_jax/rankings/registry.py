@@ -5,7 +5,7 @@ from types import ModuleType
 
 import numpy as np
 
-from bosch_jax.rankings import ablations, attention, gradients, layers, loss
+from bosch_jax.rankings import BY_RATIO, ablations, attention, gradients, layers, loss
 from bosch_jax.rankings.base import Context, Ranking
 from bosch_jax.stages import Search
 
@@ -27,9 +27,6 @@ RANKINGS: dict[str, tuple[str, Callable[[Context], np.ndarray]]] = {
   "b-multi": ("stage 3 alone, one ratio for all layers", ablations.b_multi),
   "b-layer": ("the search over whole layers", ablations.b_layer),
 }
-
-# Those whose scores depend on K, the number of local groups; the others serve every ratio.
-BY_RATIO = frozenset({"intr", "bme", "b-single", "b-multi", "b-layer"})
 
 
 def rank(

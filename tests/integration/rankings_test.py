@@ -62,6 +62,9 @@ def test_a_budget_below_what_a_ranking_needs_is_refused(model, tmp_path, capsys)
   assert select(model, tmp_path / "run", *flags) == 2
   # Three groups a layer, a probe of layer l costs (4 - l) / 4: 7.5 passes, states 1, anchors 2.
   assert "--budget 5" in (error := capsys.readouterr().err) and "use 11 or more" in error
+  # One ranking serves several ratios and may spend what they have together.
+  assert select(model, tmp_path / "run", *flags, "--ratio", "0.4", "0.8") == 2
+  assert "use 6 or more" in capsys.readouterr().err
   assert not (tmp_path / "run").exists()
 
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from models.config import ModelConfig, RopeScaling
-from models.rope import frequencies, rope_angles, rotate
+from models.rope import frequencies, rope_angles, rope_tables, rotate, switched
 
 BASE = ModelConfig(61, 1, 256, 2, 1, 128, 8, 40960, rope_theta=1e6)
 SCALED = {
@@ -73,7 +74,7 @@ def test_layers_without_rotation(rotary):
   config = dataclasses.replace(BASE, head_dim=8, rope_scaling=SCALED["yarn4"])
   x = jnp.ones((1, 5, 2, 8))
   positions = jnp.arange(5, dtype=jnp.int32)[None]
-  out = rotate(x, *rope_angles(positions, config, jnp.bool(rotary)))
+  out = rotate(x, *switched(*rope_angles(positions, config), jnp.bool(rotary)))
   if rotary:
     np.testing.assert_array_equal(out, rotate(x, *rope_angles(positions, config)))
   else:
@@ -89,3 +90,13 @@ def test_impossible_scalings():
   ):
     with pytest.raises(ValueError):
       RopeScaling(**{"kind": "llama3", "factor": 2.0, "original_context": 64, **changes})
+
+
+@pytest.mark.parametrize("scaling", [None, "yarn4"])
+def test_tables_hold_the_angles(scaling):
+  config = dataclasses.replace(BASE, rope_scaling=scaling and SCALED[scaling])
+  positions = jnp.array([[0, 1, 2, 7, 300], [5, 0, 0, 1, 2]], jnp.int32)
+  for table, angle in zip(
+    rope_tables(positions, config), rope_angles(positions, config), strict=True
+  ):
+    chex.assert_trees_all_close(table, angle, rtol=1e-6, atol=1e-6)

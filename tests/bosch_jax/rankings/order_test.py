@@ -120,3 +120,14 @@ def test_the_same_seed_gives_the_same_ranking_and_another_may_not(evaluator):
     np.testing.assert_array_equal(*scores)
   orders = {ranking(evaluator, "rand", seed=seed).score_LxG.tobytes() for seed in range(1, 9)}
   assert len(orders) == 2  # there are two layers
+
+
+def test_a_ranking_that_serves_every_ratio_has_the_budgets_of_all(evaluator):
+  ratios = (4 / TOTAL, 5 / TOTAL)
+  alone = ranking(evaluator, "duo", num_local=4, budget=14).cost
+  both = ranking(evaluator, "duo", num_local=4, budget=14, ratio=ratios).cost
+  assert 14 < both <= 28 and both > 1.5 * alone
+  # What is ranked anew for every ratio has its own budget only.
+  assert ranking(evaluator, "b-multi", num_local=4, budget=12, ratio=ratios).cost <= 12
+  # All local needs no ranking, so it brings no budget.
+  assert ranking(evaluator, "duo", num_local=4, budget=14, ratio=(4 / TOTAL, 1.0)).cost == alone
