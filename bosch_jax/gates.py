@@ -20,26 +20,29 @@ STAGES = (
   "head selection: exchanges between any two groups",
 )
 KEPT = 0.5  # of an easier ratio's logits, so that gates are soft enough again to change
+MOST_STEPS = 160  # what a budget pays for beyond them goes into contexts a step: gates end better
 DOUBT = 0.1  # drop that the dearest group is guessed to cost; what exchanges measure corrects it
 
 
 def layer_importance(search: Search) -> Importance:
   """Stage 1: trains the gates of all groups together (`solvers.GatesSolver`), each step on the
   gradient of `gate_contexts` of the calibration contexts and `gate_pool` others, in shuffled turns:
-  on few contexts, gates come to fit those.
+  on few contexts, gates come to fit those. Where that made more than `MOST_STEPS`, steps get more
+  contexts instead.
 
   Where an easier ratio of the same run has trained gates, these begin from there: with its logits,
   and with as many local groups. So several ratios cost little more than the hardest alone.
   """
   options, evaluator = search.settings.search, search.evaluator
   contexts = len(evaluator.contexts)
-  size = min(options.gate_contexts, contexts)
-  step_cost = GRADIENT_PASSES * size / evaluator.calibration
+  paid = options.gate_share * search.left * evaluator.calibration / GRADIENT_PASSES
+  size = options.gate_contexts * max(1, math.ceil(paid / options.gate_contexts / MOST_STEPS))
+  size = min(size, contexts)
   num_before, logits = search.known.get("gates", (search.num_local, None))
   first = options.gate_first if logits is None else num_before / search.num_local
   solver = GatesSolver(
     Space(math.prod(search.shape), search.num_local),
-    steps=int(options.gate_share * search.left / step_cost),
+    steps=int(paid / size),
     rate=options.gate_rate,
     warm=options.gate_warm,
     cold=options.gate_cold,

@@ -28,7 +28,7 @@ class SearchOptions:
   gate_share: float = 0.9
   """Share of the budget that trains the gates (recipe default)."""
   gate_contexts: int = 1
-  """Contexts of one gradient step."""
+  """Contexts of one gradient step; more where the budget pays for more than 160 such steps."""
   gate_rate: float = 0.2
   """Learning rate of the gates' logits."""
   gate_warm: float = 1.0

@@ -122,6 +122,17 @@ def test_groups_that_are_redundant_singly_and_critical_jointly_are_not_both_loca
     assert not any(mask.ravel()[a] and mask.ravel()[b] for a, b in evaluator.pairs), seed
 
 
+@pytest.mark.parametrize(("budget", "size"), [(40, 1), (60, 1), (120, 2), (200, 3)])
+def test_a_large_budget_buys_contexts_of_a_gradient_and_not_ever_more_of_them(budget, size):
+  evaluator = PlantedEvaluator(4, 3, seed=0)
+  sizes = []
+  relax = evaluator.relax
+  evaluator.relax = lambda share, contexts: sizes.append(len(contexts)) or relax(share, contexts)
+  run(evaluator, 0.5, gates, budget=budget)
+  assert set(sizes) == {size} and len(sizes) <= gates.MOST_STEPS
+  assert 3 / 8 * sum(sizes) == pytest.approx(0.9 * (budget - 2), abs=3 / 8 * size)
+
+
 def test_the_same_seed_gives_the_same_path():
   paths = []
   for _ in range(2):
