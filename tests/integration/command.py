@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -20,6 +21,10 @@ SMALL = [
 ]
 # What a CUDA plugin without a GPU writes to stderr before Python can say anything.
 _RUNTIME_LOG = re.compile(r"^(WARNING: All log messages before absl.*|[IWE]\d{4} .*)\n", re.M)
+
+# A shell's background job ignores Ctrl-C, and so would what it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def start(*args, **kwargs) -> subprocess.Popen:
