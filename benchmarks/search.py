@@ -1,22 +1,26 @@
 """The search engine against plain loops, and against the machine's matrix products, in one run.
 
-A real search runs with a clock around every batch of scores. Then two loops, as one would write
-them first, score a few of the same masks, one question per prompt, each by a whole forward pass:
+A real search runs with a clock around every batch of scores. In turns with its batches run two loops,
+as one would write them first, which score some masks, one question per prompt, each by a whole forward
+pass:
 
   * plain JAX: dense masked attention, logits of all positions;
-  * Hugging Face torch: the same, a boolean mask for every layer and head.
+  * Hugging Face torch: the same, a boolean mask for every layer and head;
 
-All is given per scored answer (one question under one mask) and in CPU seconds, which other programs
-on the machine disturb least. What the loops' masks are does not change their cost.
+and matrix products, whose pace is the machine's peak. All is given per scored answer (one question under
+one mask) and in CPU seconds, which other programs on the machine disturb least. What the loops' masks are
+does not change their cost.
 """
 
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import pathlib
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import output
+from benchmarks.turns import Contender, Turns
 from bosch_jax.evaluator import Evaluator
 from bosch_jax.progress import SearchProgress
 from bosch_jax.prompts import PromptSet
@@ -38,6 +43,8 @@ from models.config import ModelConfig
 from models.errors import InputError
 from models.transformer import Transformer
 from models.windows import expand
+
+TURN = 3.0  # CPU seconds of the search between two turns of others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,28 +82,29 @@ class Spent:
 
 
 class Timed(Evaluator):
-  """An evaluator with a clock."""
+  """An evaluator with a clock; between its batches others have their turns."""
 
-  def __init__(self, *args, **kwargs):
+  def __init__(self, *args, turns: Turns, **kwargs):
     super().__init__(*args, **kwargs)
     self.spent: dict[str, Spent] = {}
-    self.masks: list[np.ndarray] = []
+    self._turns = turns
     self._work = Work(self.config, self.prompts, self.window)
 
   def _score_new(self, masks, slot, contexts):
     stored = [set(self._states[b]) for b in contexts]
     cpu, wall = time.process_time(), time.perf_counter()
     super()._score_new(masks, slot, contexts)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     spent = self.spent.setdefault(self.stage.split()[0], Spent())
-    spent.cpu += time.process_time() - cpu
-    spent.wall += time.perf_counter() - wall
+    spent.cpu += cpu
+    spent.wall += wall
     spent.answers += len(masks) * len(contexts) * self.prompts.num_questions
     for b, before in zip(contexts, stored, strict=True):
       for s in set(self._states[b]) - before:
         spent.flops += self._work.layers(self._base, b, (s - 1) * self._stride, s * self._stride)
       for mask in masks:
         spent.flops += self._work.layers(mask, b, slot * self._stride) + self._work.head
-    self.masks += masks
+    self._turns.worked(cpu)
 
 
 class Work:
@@ -125,28 +133,26 @@ class Work:
     return len(part) * self._dense + float(attention)
 
 
-def matmul_peak(config: ModelConfig, tokens: int) -> dict[str, tuple[float, float]]:
-  """FLOPs per CPU second and per wall second of float32 matrix products, over three seconds: a large
-  one, and the largest of the model's layers."""
-  rates = {}
-  for name, (m, k, n) in {
-    "2048 x 2048 x 2048": (2048, 2048, 2048),
-    f"{tokens} x {config.model_dim} x {config.active_ffn_dim}": (
-      tokens,
-      config.model_dim,
-      config.active_ffn_dim,
-    ),
-  }.items():
+def products(config: ModelConfig, tokens: int) -> dict[str, Contender]:
+  """float32 matrix products, a turn of a third of a second each: a large one, and the largest of the
+  model's layers. Their work is counted in FLOPs."""
+  sizes = (2048, 2048, 2048), (tokens, config.model_dim, config.active_ffn_dim)
+  run = jax.jit(jnp.matmul)
+
+  def make(m: int, k: int, n: int) -> Contender:
     a, b = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(((m, k), (k, n))))
-    run = jax.jit(jnp.matmul)
     jax.block_until_ready(run(a, b))
-    count, cpu, wall = 0, time.process_time(), time.perf_counter()
-    while time.perf_counter() < wall + 3 or not count:
-      jax.block_until_ready(run(a, b))
-      count += 1
-    spent = time.process_time() - cpu, time.perf_counter() - wall
-    rates[name] = tuple(2.0 * m * k * n * count / seconds for seconds in spent)
-  return rates
+
+    def turn() -> float:
+      count, stop = 0, time.perf_counter() + 1 / 3
+      while time.perf_counter() < stop or not count:
+        jax.block_until_ready(run(a, b))
+        count += 1
+      return 2.0 * m * k * n * count
+
+    return Contender(turn)
+
+  return {" x ".join(map(str, size)): make(*size) for size in sizes}
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -162,18 +168,19 @@ def _plain_step(model, params, batch: Batch, windows_LxH):
   )
 
 
-def plain_jax(loaded, plain: PromptSet, masks, window: int):
-  """Returns `nll[mask, question]` and the CPU seconds."""
+def plain_jax(loaded, plain: PromptSet, window: int) -> Callable[[np.ndarray, int], float]:
+  """A function of a mask and a question that returns the NLL of the answer."""
   model = Transformer(loaded.config, backend="reference")
   rows = [Batch.of(plain, [b]) for b in range(len(plain))]
-  windows = [expand(mask, loaded.config.num_heads, window) for mask in masks]
-  jax.block_until_ready(_plain_step(model, loaded.params, rows[0], windows[0]))
-  cpu = time.process_time()
-  nll = [[float(_plain_step(model, loaded.params, row, w)) for row in rows] for w in windows]
-  return np.array(nll), time.process_time() - cpu
+
+  def score(mask, row) -> float:
+    windows_LxH = expand(mask, loaded.config.num_heads, window)
+    return float(_plain_step(model, loaded.params, rows[row], windows_LxH))
+
+  return score
 
 
-def hf_torch(loaded, plain: PromptSet, masks, window: int):
+def hf_torch(loaded, plain: PromptSet, window: int) -> Callable[[np.ndarray, int], float]:
   """The same by Hugging Face's model in torch.
 
   Raises:
@@ -207,6 +214,7 @@ def hf_torch(loaded, plain: PromptSet, masks, window: int):
   either = torch.stack([causal, causal & (distance < window)])  # full, local
   repeats = loaded.config.heads_per_group
 
+  @torch.inference_mode()
   def score(mask, row) -> float:
     heads = torch.from_numpy(np.repeat(mask, repeats, axis=1).astype(np.int64))
     chosen["masks"] = [either[heads[l]][None] for l in range(len(mask))]
@@ -215,11 +223,18 @@ def hf_torch(loaded, plain: PromptSet, masks, window: int):
     loss = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
     return float(loss[plain.answer_BxQxA[row, 0][plain.valid_BxQxA[row, 0]]].mean())
 
-  with torch.inference_mode():
-    score(masks[0], 0)
-    cpu = time.process_time()
-    nll = [[score(mask, row) for row in range(len(plain))] for mask in masks]
-    return np.array(nll), time.process_time() - cpu
+  return score
+
+
+def repeated(score: Callable, masks: Sequence[np.ndarray], questions: int) -> Contender:
+  """A loop that scores one answer a turn, of all masks and questions again and again."""
+  pairs = itertools.cycle(itertools.product(masks, range(questions)))
+
+  def turn() -> float:
+    score(*next(pairs))
+    return 1.0
+
+  return Contender(turn)
 
 
 def measure(options: Options, progress=lambda text: None) -> dict:
@@ -237,31 +252,33 @@ def measure(options: Options, progress=lambda text: None) -> dict:
   (calibration,) = calibration_prompts(loaded.tokenizer, settings)
   plain = calibration.unpack().take(range(options.questions))
   few = [np.zeros((loaded.config.num_layers, loaded.config.num_groups), bool)]
-  progress("matrix products")
-  before = matmul_peak(loaded.config, calibration.tokens_BxT.shape[1])
   # Torch first: its absence is told before minutes are spent.
   progress("Hugging Face torch, plain JAX and the engine on the same masks")
   rng = np.random.default_rng(options.seed)
   few += [rng.random(few[0].shape) < options.ratio for _ in range(options.masks - 1)]
   loops = {
-    "Hugging Face torch": hf_torch(loaded, plain, few, settings.window),
-    "plain JAX": plain_jax(loaded, plain, few, settings.window),
+    "Hugging Face torch": hf_torch(loaded, plain, settings.window),
+    "plain JAX": plain_jax(loaded, plain, settings.window),
   }
   evaluator = Evaluator(loaded.config, loaded.params, calibration, settings.window)
   contexts = range(-(-options.questions // calibration.num_questions))
   ours = evaluator.score(few, contexts).nll.reshape(len(few), -1)[:, : options.questions]
-  apart = {name: float(np.abs(nll - ours).max()) for name, (nll, _) in loops.items()}
-  progress("the search")
-  evaluator = Timed(loaded.config, loaded.params, calibration, settings.window)
+  apart = {}
+  for name, score in loops.items():
+    theirs = [[score(mask, row) for row in range(len(plain))] for mask in few]
+    apart[name] = float(np.abs(np.array(theirs) - ours).max())
+  progress("the search, in turns with the others")
+  timed = {name: repeated(score, few, len(plain)) for name, score in loops.items()}
+  peak = products(loaded.config, calibration.tokens_BxT.shape[1])
+  turns = Turns([*timed.values(), *peak.values()], every=TURN)
+  evaluator = Timed(loaded.config, loaded.params, calibration, settings.window, turns=turns)
   search(evaluator, settings, options.ratio, SearchProgress(Console(quiet=True), settings.budget))
-  after = matmul_peak(loaded.config, calibration.tokens_BxT.shape[1])
-  # The faster of before and after: the machine's clock varies, and the search ran between them.
-  peak = {n: [max(x) for x in zip(before[n], after[n], strict=True)] for n in before}
+  turns.finish()
   stages = {name: dataclasses.asdict(spent) for name, spent in evaluator.spent.items()}
   trace = [s for name, s in stages.items() if name in ("1", "3")]
   answer = {"engine": sum(s["cpu"] for s in trace) / sum(s["answers"] for s in trace)}
-  count = len(few) * options.questions
-  answer |= {name: cpu / count for name, (_, cpu) in loops.items()}
+  answer |= {name: loop.cpu / loop.done for name, loop in timed.items()}
+  peak = {name: (p.done / p.cpu, p.done / p.wall) for name, p in peak.items()}
   best = [max(x) for x in zip(*peak.values(), strict=True)]
   total = [sum(s[field] for s in stages.values()) for field in ("flops", "cpu", "wall")]
   return {

@@ -5,7 +5,6 @@ seconds on a CPU: other programs on the machine then disturb all of them alike, 
 """
 
 import dataclasses
-import functools
 import importlib.util
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from train.flops import step_flops
 from train.optimizer import optimizer, schedule
 from train.settings import CptSettings
 from train.setup import fresh_state
-from train.step import Plan, make_model, train_step
+from train.step import Plan, compiled_step, make_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Ours:
       text[:, :-1], text[:, 1:], np.ones(shape, np.float32), positions, np.ones(shape, np.int32)
     )
     self._batch = jax.tree.map(lambda x: jnp.asarray(x)[None], row)
-    step = jax.jit(functools.partial(train_step, plan), donate_argnums=0)
+    step = compiled_step(plan, jax.default_backend())
     self._step = step.lower(self._state, {}, None, self._batch).compile()
     self.flops = step_flops(config, windows, options.batch, tokens)
     self.memory = self._step.memory_analysis().temp_size_in_bytes

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bosch_jax.device_options import AXIS
 from bosch_jax.prompts import PromptSet
+from models import compiler
 from models import windows as windows_lib
 from models.relaxed import relaxed_hidden
 from models.transformer import Transformer, answer_logits, embed, run_layers
@@ -121,12 +122,14 @@ class Compiled(NamedTuple):
 @functools.cache
 def compiled(model: Transformer, mesh: Mesh | None) -> Compiled:
   """One set per model and mesh, whichever evaluator asks."""
+  platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+  jit = functools.partial(jax.jit, compiler_options=compiler.options(platform))
   if mesh is None:
     return Compiled(
-      jax.jit(embed),
-      jax.jit(lambda params, xs, *rest: tuple(advance(model, params, jnp.stack(xs), *rest))),
-      jax.jit(lambda params, xs, *rest: score(model, params, jnp.stack(xs), *rest)),
-      jax.jit(functools.partial(relax, model)),
+      jit(embed),
+      jit(lambda params, xs, *rest: tuple(advance(model, params, jnp.stack(xs), *rest))),
+      jit(lambda params, xs, *rest: score(model, params, jnp.stack(xs), *rest)),
+      jit(functools.partial(relax, model)),
     )
   whole, split = PartitionSpec(), PartitionSpec(AXIS)
 
@@ -147,12 +150,10 @@ def compiled(model: Transformer, mesh: Mesh | None) -> Compiled:
   def over_mesh(function, pairwise, scalars, out):
     # Kernels run per shard, which no compiler does by itself; scores come back on every device.
     specs = (whole, *[split] * pairwise, *[whole] * scalars)
-    return jax.jit(
-      jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
-    )
+    return jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False))
 
   return Compiled(
-    jax.jit(embed, out_shardings=NamedSharding(mesh, split)),
+    jit(embed, out_shardings=NamedSharding(mesh, split)),
     over_mesh(advance_shard, 3, 3, split),
     over_mesh(score_shard, 3, 2, whole),
     over_mesh(relax_shard, 2, 1, whole),

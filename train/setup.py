@@ -27,7 +27,7 @@ from train.data.tokens import prepare
 from train.evaluate import HeldOut
 from train.optimizer import optimizer, schedule
 from train.settings import CptSettings
-from train.step import Plan, State, cast, make_model, train_step
+from train.step import Plan, State, cast, compiled_step, make_model
 
 
 class Choice(NamedTuple):
@@ -194,7 +194,7 @@ def set_up(settings: CptSettings, make_retrieval: Callable, notice: Callable[[st
   state = fresh_state(mesh, transform, trained)
   frozen = place_params(mesh, cast(frozen, dtype), flat=True)
 
-  compiled = jax.jit(functools.partial(train_step, plan), donate_argnums=0)
+  compiled = compiled_step(plan, mesh.devices.flat[0].platform)
   return Run(
     settings=settings, config=config, choice=choice, loaded=loaded, order=hybrid.order, mesh=mesh,
     plan=plan, state=state, frozen=frozen, reference=reference,

@@ -1,5 +1,6 @@
 """One training step as a pure function: loss, gradient, update."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from models import compiler
 from models.attention import attention, sharded_attention
 from models.config import ModelConfig
 from models.transformer import RMSNorm, Transformer
@@ -169,3 +171,9 @@ def train_step(plan: Plan, state: State, frozen: dict, reference: dict | None, b
     "lr": plan.schedule(state.step),
   }
   return State(optax.apply_updates(state.trained, updates), moments, state.step + 1), metrics
+
+
+def compiled_step(plan: Plan, platform: str) -> Callable:
+  """`train_step` of a plan, jitted for 'cpu', 'gpu' or 'tpu'; the state's buffers are given away."""
+  step = functools.partial(train_step, plan)
+  return jax.jit(step, donate_argnums=0, compiler_options=compiler.options(platform))
