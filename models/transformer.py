@@ -253,11 +253,13 @@ class Transformer(nn.Module):
     runs = [(row, len(list(same))) for row, same in itertools.groupby(self.static_windows)]
     if self.unroll:
       runs = [(row, 1) for row in self.static_windows]
-    # A split, not slices: its gradient is one concatenation, theirs a sum of padded copies.
     sizes = [size for _, size in runs]
-    stacked = self.variables["params"]["layers"], rotary_L
-    leaves, treedef = jax.tree.flatten(stacked)
-    parts = zip(*(jax.lax.split(leaf, sizes) for leaf in leaves), strict=True)
+    of_layers = self.variables["params"]["layers"], rotary_L
+    # A leaf may be a tuple of L arrays instead of one (see `train.layers`).
+    leaves, treedef = jax.tree.flatten(
+      of_layers, is_leaf=lambda x: x is not of_layers and isinstance(x, tuple)
+    )
+    parts = zip(*(_parts(leaf, sizes) for leaf in leaves), strict=True)
     layer = Layer(self.config, self.sinks, self.backend, self.packed, self.attention, parent=None)
     angles = rope_tables(positions_BxT, self.config) if self.unroll else None
     for (row, _), part in zip(runs, parts, strict=True):
@@ -280,6 +282,15 @@ class Transformer(nn.Module):
     return (self.embed.attend(x_xD) if self.config.tied_head else self.head(x_xD)).astype(
       jnp.float32
     )
+
+
+def _parts(leaf, sizes: list[int]) -> list[jax.Array]:
+  """An array `[L, ...]`, or a tuple of L arrays, cut along its layers."""
+  if isinstance(leaf, tuple):
+    layers = iter(leaf)
+    return [jnp.stack(list(itertools.islice(layers, size))) for size in sizes]
+  # A split, not slices: its gradient is one concatenation, theirs a sum of padded copies.
+  return jax.lax.split(leaf, sizes)
 
 
 def rotary_layers(config: ModelConfig):

@@ -76,7 +76,7 @@ class Checkpoints:
     """A step, on whatever devices the given state lies.
 
     Args:
-      state: with the shapes, dtypes and shardings wanted.
+      state: with the shapes, dtypes and shardings wanted, of arrays or `jax.ShapeDtypeStruct`.
       step: default the last.
 
     Returns:

@@ -64,7 +64,7 @@ def _run(run: Run, folder, stop: "_Stop", events, console: Console) -> dict:
   start = checkpoints.latest() or 0
   baseline = run.evaluate(full=True) if not start and run.windows != run.full_windows else None
   if start:
-    run.state, taken = checkpoints.restore(run.state)
+    run.saved, taken = checkpoints.restore(run.layout)
     console.print(f"resumed at update {start}", highlight=False)
   else:
     taken = 0
@@ -108,11 +108,11 @@ def _run(run: Run, folder, stop: "_Stop", events, console: Console) -> dict:
         if last or done % s.eval_every == 0:
           record.evaluation(done, values := run.evaluate())
           progress.note(f"cpt {done}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
-        checkpoints.save(done, run.state, position(data), record.best_by())
+        checkpoints.save(done, run.saved, position(data), record.best_by())
         before = time.perf_counter()
     flush()
     if done < s.steps:
-      checkpoints.save(done, run.state, position(data), record.best_by())
+      checkpoints.save(done, run.saved, position(data), record.best_by())
   checkpoints.close()
   return _finish(run, folder, record, done, console)
 
@@ -145,7 +145,7 @@ def _finish(run: Run, folder, record: "_Record", done: int, console: Console) ->
 
 def export(run: Run, folder) -> None:
   """Writes the trained model as a Hugging Face folder, groups in the checkpoint's own order."""
-  params = join(run.state.trained, run.frozen)
+  params = join(run.saved.trained, run.frozen)
   if jax.process_count() > 1:
     params = multihost_utils.process_allgather(params, tiled=True)
   if first():

@@ -19,7 +19,7 @@ from models.errors import InputError
 from models.hybridize import hybridize, static_windows
 from models.transformer import Transformer
 from models.windows import HeadMask
-from train import partition, subset
+from train import layers, partition, subset
 from train.data.packing import PackedRows
 from train.data.pipeline import batches
 from train.data.retrieval import RetrievalRows
@@ -69,7 +69,8 @@ class Run:
     order: int `[L, G]`, how groups are sorted for training (see `models.hybridize`).
     mesh: the devices.
     plan: what is compiled in.
-    state: master weights, moments, step.
+    state: master weights, moments, step; with an array for every layer where `train.layers` says.
+    layout: shapes and shardings of the state as checkpoints hold it.
     frozen: `{path: array}` that is not trained.
     reference: the teacher's parameters, or None.
     step: (state, batch) -> (state, metrics), compiled.
@@ -86,6 +87,7 @@ class Run:
   mesh: Mesh
   plan: Plan
   state: State
+  layout: State
   frozen: dict
   reference: dict | None
   step: Callable
@@ -95,6 +97,16 @@ class Run:
   full_windows: tuple
   _text: PackedRows
   _retrieval: RetrievalRows
+
+  @property
+  def saved(self) -> State:
+    """The state as checkpoints hold it."""
+    return layers.stacked(self.state, self.layout)
+
+  @saved.setter
+  def saved(self, state: State) -> None:
+    apart = self.plan.model.unroll and self.mesh.size == 1
+    self.state = layers.split(state) if apart else state
 
   @property
   def dtype(self):
@@ -192,12 +204,15 @@ def set_up(settings: CptSettings, make_retrieval: Callable, notice: Callable[[st
   )  # fmt: skip
   reference = place_params(mesh, cast(hybrid.params, dtype)) if settings.distill else None
   state = fresh_state(mesh, transform, trained)
+  layout = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+  )
   frozen = place_params(mesh, cast(frozen, dtype), flat=True)
 
   compiled = compiled_step(plan, mesh.devices.flat[0].platform)
-  return Run(
+  run = Run(
     settings=settings, config=config, choice=choice, loaded=loaded, order=hybrid.order, mesh=mesh,
-    plan=plan, state=state, frozen=frozen, reference=reference,
+    plan=plan, state=state, layout=layout, frozen=frozen, reference=reference,
     step=lambda state, batch: compiled(state, frozen, reference, batch),
     held_out=held_out,
     identity={
@@ -208,6 +223,8 @@ def set_up(settings: CptSettings, make_retrieval: Callable, notice: Callable[[st
     windows=windows, full_windows=full_windows,
     _text=text, _retrieval=RetrievalRows(retrieval, settings.sequence, settings.retrieval_weight),
   )  # fmt: skip
+  run.saved = state
+  return run
 
 
 def put(mesh: Mesh, x):

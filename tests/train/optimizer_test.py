@@ -1,10 +1,12 @@
 import itertools
 
+import chex
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from train.optimizer import decays, optimizer, schedule
+from train.optimizer import clip_by_global_norm, decays, optimizer, schedule
 from train.settings import CptSettings
 
 
@@ -41,3 +43,12 @@ def test_decay_is_for_matrices_and_gradients_are_clipped():
   updates, _ = transform.update(zero, state, params)
   assert float(updates["layers/attn/q/kernel"].max()) < 0
   assert float(jnp.abs(updates["final_norm/scale"]).max()) == 0
+
+
+@pytest.mark.parametrize("size", [0.0, 0.1, 1.0, 30.0, np.inf, np.nan])
+def test_clipping_is_that_of_optax(size):
+  rng = np.random.default_rng(0)
+  gradient = {"a": jnp.float32(size) * rng.normal(size=(3, 4)), "b": jnp.ones(5) * size}
+  got, _ = clip_by_global_norm(1.0).update(gradient, optax.EmptyState())
+  want, _ = optax.clip_by_global_norm(1.0).update(gradient, optax.EmptyState())
+  chex.assert_trees_all_close(got, want, rtol=1e-6)
