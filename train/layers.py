@@ -1,7 +1,7 @@
 """The training state with an array for every layer, instead of one for all layers.
 
 An unrolled step reads the weights of a layer and makes their gradient by themselves. From a stack it
-would copy the weights out, and the gradients into another: 4% of a step on a CPU, and a fifth of its
+would copy the weights out, and the gradients into another: 4% of a step on a CPU, and a sixth of its
 memory. Checkpoints hold the stacked form, whatever trained them.
 """
 

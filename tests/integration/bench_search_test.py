@@ -41,7 +41,7 @@ def test_without_torch_it_says_so(monkeypatch, options):
     importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else found(name, *rest)
   )
   with pytest.raises(InputError, match="torch: is not installed"):
-    search.hf_torch(None, None, None, 1)
+    search.hf_torch(None, None, 1)
 
 
 def test_flops_are_those_of_pairs_that_see_each_other():
