@@ -255,7 +255,7 @@ class Transformer(nn.Module):
       runs = [(row, 1) for row in self.static_windows]
     sizes = [size for _, size in runs]
     of_layers = self.variables["params"]["layers"], rotary_L
-    # A leaf may be a tuple of L arrays instead of one (see `train.layers`).
+    # A leaf may be a tuple of L arrays instead of one: training on a CPU keeps layers apart.
     leaves, treedef = jax.tree.flatten(
       of_layers, is_leaf=lambda x: x is not of_layers and isinstance(x, tuple)
     )
