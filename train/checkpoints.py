@@ -4,12 +4,12 @@ import json
 import pathlib
 import shutil
 
-import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from models.errors import InputError
 from train.hosts import barrier, first
+from train.layers import layout
 from train.step import State
 
 _WHOLE = ("_CHECKPOINT_METADATA", "state/_METADATA", "run/metadata")
@@ -76,7 +76,7 @@ class Checkpoints:
     """A step, on whatever devices the given state lies.
 
     Args:
-      state: with the shapes, dtypes and shardings wanted, of arrays or `jax.ShapeDtypeStruct`.
+      state: with the shapes, dtypes and shardings wanted, or its `layout`.
       step: default the last.
 
     Returns:
@@ -88,11 +88,8 @@ class Checkpoints:
     step = self.latest() if step is None else step
     record = self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
     compare(self._folder / str(step), record, self._identity)
-    wanted = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state._asdict()
-    )
     restored = self._manager.restore(
-      step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+      step, args=ocp.args.Composite(state=ocp.args.StandardRestore(layout(state)._asdict()))
     )
     return State(**restored.state), record["position"]
 

@@ -11,6 +11,11 @@ import jax.numpy as jnp
 from train.step import State
 
 
+def layout(state: State) -> State:
+  """Shapes, dtypes and shardings of a state, without its arrays."""
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
 def split(state: State) -> State:
   """Arrays `[L, ...]` of parameters "layers/..." and of their moments become tuples of L arrays."""
 
@@ -21,10 +26,10 @@ def split(state: State) -> State:
   return jax.tree.map_with_path(one, state)
 
 
-def stacked(state: State, layout: State) -> State:
+def stacked(state: State, like: State) -> State:
   """The inverse.
 
   Args:
-    layout: a state of the stacked form, of arrays or shapes.
+    like: a state of the stacked form, or its `layout`.
   """
-  return jax.tree.map(lambda _, x: jnp.stack(x) if isinstance(x, tuple) else x, layout, state)
+  return jax.tree.map(lambda _, x: jnp.stack(x) if isinstance(x, tuple) else x, like, state)

@@ -70,7 +70,7 @@ class Run:
     mesh: the devices.
     plan: what is compiled in.
     state: master weights, moments, step; with an array for every layer where `train.layers` says.
-    layout: shapes and shardings of the state as checkpoints hold it.
+    layout: `layers.layout` of the state as checkpoints hold it.
     frozen: `{path: array}` that is not trained.
     reference: the teacher's parameters, or None.
     step: (state, batch) -> (state, metrics), compiled.
@@ -204,15 +204,12 @@ def set_up(settings: CptSettings, make_retrieval: Callable, notice: Callable[[st
   )  # fmt: skip
   reference = place_params(mesh, cast(hybrid.params, dtype)) if settings.distill else None
   state = fresh_state(mesh, transform, trained)
-  layout = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-  )
   frozen = place_params(mesh, cast(frozen, dtype), flat=True)
 
   compiled = compiled_step(plan, mesh.devices.flat[0].platform)
   run = Run(
     settings=settings, config=config, choice=choice, loaded=loaded, order=hybrid.order, mesh=mesh,
-    plan=plan, state=state, layout=layout, frozen=frozen, reference=reference,
+    plan=plan, state=state, layout=layers.layout(state), frozen=frozen, reference=reference,
     step=lambda state, batch: compiled(state, frozen, reference, batch),
     held_out=held_out,
     identity={

@@ -43,9 +43,8 @@ def test_split_and_stacked_are_inverse():
   split = layers.split(state)
   inside = [path for path, leaf in split.trained.items() if isinstance(leaf, tuple)]
   assert inside and all(path.startswith("layers/") for path in inside)
-  layout = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-  chex.assert_trees_all_equal(layers.stacked(split, layout), state)
-  chex.assert_trees_all_equal(layers.stacked(state, layout), state)
+  chex.assert_trees_all_equal(layers.stacked(split, layers.layout(state)), state)
+  chex.assert_trees_all_equal(layers.stacked(state, layers.layout(state)), state)
 
 
 def test_a_checkpoint_of_one_form_is_read_in_the_other(tmp_path):
@@ -55,9 +54,6 @@ def test_a_checkpoint_of_one_form_is_read_in_the_other(tmp_path):
   checkpoints = Checkpoints(tmp_path, {"model": "tiny"}, keep=1)
   checkpoints.save(1, saved, 1, None)
   checkpoints.close()
-  layout = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-  )
-  restored, _ = Checkpoints(tmp_path, {"model": "tiny"}, keep=1).restore(layout)
+  restored, _ = Checkpoints(tmp_path, {"model": "tiny"}, keep=1).restore(layers.layout(state))
   chex.assert_trees_all_equal(layers.split(restored), split)
   np.testing.assert_array_equal(restored.step, 1)
