@@ -1,8 +1,11 @@
 """Flash attention as XLA loops: blocks of queries, and inside them only the key blocks needed.
 
-Never more than one `[block_q, block_k]` tile of scores per head exists, forward and backward, so
+Never more than one `[together * R * block_q, block_k]` tile of scores exists, forward and backward, so
 memory is linear in the number of tokens. Loop bounds are data: a window is an argument, not a
 constant, and another window needs no other trace.
+
+Tiles are small, as are the arrays that a tile's operations read: XLA's runtime shares larger
+operations among threads, which at this size costs more than it gains.
 """
 
 import functools
@@ -13,12 +16,16 @@ import jax.numpy as jnp
 
 from models.attention import plan
 
+PRODUCT = 2**20  # multiplications of a tile's product that one thread does; more are shared
 FLOOR = -1e30  # a finite "nothing seen yet": exp(FLOOR - FLOOR) is 1, never NaN
 
 
 class Where(NamedTuple):
-  """What decides who sees whom: int32 positions and segments `[P, T]` (P = 1 or N), and int32
-  windows `[N, R]`."""
+  """What decides who sees whom: int32 positions and segments `[P, T]`, windows `[W, R]`.
+
+  P is a divisor of N: `N / P` neighbouring groups share a row of tokens. W is 1, where all have the
+  same windows, or N.
+  """
 
   positions: jax.Array
   segments: jax.Array
@@ -26,8 +33,12 @@ class Where(NamedTuple):
 
 
 class Static(NamedTuple):
-  """Compiled-in facts of a call."""
+  """Compiled-in facts of a call.
 
+  `together` neighbouring kv groups share a tile: they have a row of tokens and windows in common.
+  """
+
+  together: int
   block_q: int
   block_k: int
   sinks: int
@@ -35,131 +46,170 @@ class Static(NamedTuple):
   softcap: float | None
 
 
-def _rows(x, block, size, axis=1):
-  return jax.lax.dynamic_slice_in_dim(x, block * size, size, axis)
+class Visits(NamedTuple):
+  """For each row of bounds V and query block the needed key blocks, int32: the first `count`
+  entries of `order` `[V, Q, N]`. V is P if W is 1, else N."""
+
+  order: jax.Array
+  count: jax.Array
+
+
+def _visits(where: Where, fixed: Static) -> Visits:
+  queries = plan.summarise(where.positions, where.segments, fixed.block_q)
+  keys = plan.summarise(where.positions, where.segments, fixed.block_k)
+  widest_Wx1 = where.windows.max(-1, keepdims=True)
+  rows = max(len(widest_Wx1), len(where.positions))
+  queries, keys = (
+    plan.Blocks(*(jnp.repeat(x, rows // len(x), axis=0) for x in b)) for b in (queries, keys)
+  )
+  needed_VxQxN = plan.needed(widest_Wx1, queries, keys, fixed.sinks)[:, 0]
+  order = jnp.argsort(~needed_VxQxN, axis=-1, stable=True).astype(jnp.int32)
+  return Visits(order, needed_VxQxN.sum(-1))
+
+
+def _tile(x, rows: int, row, block, size):
+  """`rows` rows of one block of the last but one axis: `[N, ..., T, K]` to `[rows, ..., size, K]`."""
+  start = (row, *(0,) * (x.ndim - 3), block * size, 0)
+  return jax.lax.dynamic_slice(x, start, (rows, *x.shape[1:-2], size, x.shape[-1]))
+
+
+def _put(x, tile, row, block):
+  """`x` with such a tile replaced."""
+  start = (row, *(0,) * (x.ndim - 3), block * tile.shape[-2], 0)
+  return jax.lax.dynamic_update_slice(x, tile.astype(x.dtype), start)
+
+
+def _row(where: Where, n, rows: int) -> Where:
+  """What holds for group n of `rows`: P = W = 1."""
+
+  def row(x):
+    return jax.lax.dynamic_slice_in_dim(x, n * len(x) // rows, 1)
+
+  return Where(*map(row, where))
 
 
 def _mask(where: Where, fixed: Static, i, j):
-  """bool `[N, R, block_q, block_k]`, by the rule of `reference.visible`."""
-  q_pos, q_seg = _rows(where.positions, i, fixed.block_q), _rows(where.segments, i, fixed.block_q)
-  k_pos, k_seg = _rows(where.positions, j, fixed.block_k), _rows(where.segments, j, fixed.block_k)
-  distance = (q_pos[:, :, None] - k_pos[:, None, :])[:, None]
-  near = distance < where.windows[:, :, None, None]
-  if fixed.sinks:
-    near |= (k_pos < fixed.sinks)[:, None, None, :]
+  """bool `[1, R, block_q, block_k]` for one group, by the rule of `reference.visible`.
+
+  In as few operations as it takes: they are a good part of what a tile costs besides its products.
+  A distance below 0 is a large number without its sign, a padded query is before every key.
+  """
+
+  def tokens(x_1xT, block, size):
+    return jax.lax.dynamic_slice_in_dim(x_1xT, block * size, size, 1)
+
+  q_pos, q_seg = (tokens(x, i, fixed.block_q) for x in (where.positions, where.segments))
+  k_pos, k_seg = (tokens(x, j, fixed.block_k) for x in (where.positions, where.segments))
+  q_pos = jnp.where(q_seg < 0, -plan.FAR, q_pos)
   same = (q_seg[:, :, None] == k_seg[:, None, :]) | (k_seg == 0)[:, None, :]
-  real = (q_seg >= 0)[:, :, None] & (k_seg >= 0)[:, None, :]
-  return near & (distance >= 0) & (same & real)[:, None]
+  distance = _unsigned(q_pos[:, :, None] - k_pos[:, None, :])[:, None]
+  near = distance < _unsigned(where.windows)[:, :, None, None]
+  if fixed.sinks:
+    near |= (distance <= jnp.iinfo(jnp.int32).max) & (k_pos < fixed.sinks)[:, None, None, :]
+  return near & same[:, None]
 
 
-def _scores(q_NxMxK, k_NxSxK, fixed: Static):
+def _unsigned(x):
+  return jax.lax.bitcast_convert_type(x, jnp.uint32)
+
+
+def _scores(q_OxMxK, k_OxSxK, fixed: Static):
   """float32 scores and, with a soft cap, their tanh (for the derivative)."""
-  s = fixed.scale * jnp.einsum("nmk,nsk->nms", q_NxMxK, k_NxSxK, preferred_element_type=jnp.float32)
+  s = fixed.scale * jnp.einsum("omk,osk->oms", q_OxMxK, k_OxSxK, preferred_element_type=jnp.float32)
   if fixed.softcap is None:
     return s, None
   t = jnp.tanh(s / fixed.softcap)
   return fixed.softcap * t, t
 
 
-def _visits(where: Where, fixed: Static):
-  """For each query block the needed key blocks, first `count` entries of a row of indices."""
-  queries = plan.summarise(where.positions, where.segments, fixed.block_q)
-  keys = plan.summarise(where.positions, where.segments, fixed.block_k)
-  widest_NxO = where.windows.max(-1, keepdims=True)
-  if where.positions.shape[0] == 1:
-    widest_NxO = widest_NxO.max(0, keepdims=True)
-  matrix_QxN = plan.needed(widest_NxO, queries, keys, fixed.sinks).any((0, 1))
-  return jnp.argsort(~matrix_QxN, axis=-1, stable=True).astype(jnp.int32), matrix_QxN.sum(-1)
-
-
 def _forward(q, k, v, where: Where, fixed: Static):
   N, R, T, K = q.shape
-  M = R * fixed.block_q
-  order_QxN, count_Q = _visits(where, fixed)
+  O, M, blocks = fixed.together, R * fixed.block_q, T // fixed.block_q
+  visits = _visits(where, fixed)
 
-  def query_block(i):
-    q_NxMxK = _rows(q, i, fixed.block_q, 2).reshape(N, M, K)
+  def query_block(at, carry):
+    n, i = at // blocks * O, at % blocks
+    own, bounds = _row(where, n, N), (n * len(visits.count) // N, i)
+    q_OxMxK = _tile(q, O, n, i, fixed.block_q).reshape(O, M, K)
 
     def key_block(step, carry):
       top, total, out = carry
-      j = order_QxN[i, step]
-      s, _ = _scores(q_NxMxK, _rows(k, j, fixed.block_k), fixed)
-      mask = _mask(where, fixed, i, j)
+      j = visits.order[*bounds, step]
+      s, _ = _scores(q_OxMxK, _tile(k, O, n, j, fixed.block_k), fixed)
       # Masked scores lie below FLOOR, so that they count as 0 even in a row that has seen nothing.
-      s = jnp.where(mask, s.reshape(N, R, fixed.block_q, -1), 2 * FLOOR).reshape(N, M, -1)
-      new = jnp.maximum(top, s.max(-1))
-      p = jnp.exp(s - new[..., None])
+      mask = _mask(own, fixed, i, j)
+      s = jnp.where(mask, s.reshape(O, R, fixed.block_q, -1), 2 * FLOOR).reshape(O, M, -1)
+      new = jnp.maximum(top, s.max(-1, keepdims=True))
+      p = jnp.exp(s - new)
       shrink = jnp.exp(top - new)
+      v_OxSxK = _tile(v, O, n, j, fixed.block_k)
       pv = jnp.einsum(
-        "nms,nsk->nmk",
-        p.astype(v.dtype),
-        _rows(v, j, fixed.block_k),
-        preferred_element_type=jnp.float32,
+        "oms,osk->omk", p.astype(v.dtype), v_OxSxK, preferred_element_type=jnp.float32
       )
-      return new, total * shrink + p.sum(-1), out * shrink[..., None] + pv
+      return new, total * shrink + p.sum(-1, keepdims=True), out * shrink + pv
 
-    zero = jnp.zeros((N, M), jnp.float32)
-    start = (jnp.full_like(zero, FLOOR), zero, jnp.zeros((N, M, K), jnp.float32))
-    top, total, out = jax.lax.fori_loop(0, count_Q[i], key_block, start)
-    out = out / jnp.maximum(total, 1e-30)[..., None]
-    lse = top + jnp.log(jnp.maximum(total, 1e-30))
-    shape = (N, R, fixed.block_q)
-    return out.astype(q.dtype).reshape(*shape, K), lse.reshape(shape)
+    zero = jnp.zeros((O, M, 1), jnp.float32)
+    start = (jnp.full_like(zero, FLOOR), zero, jnp.zeros((O, M, K), jnp.float32))
+    top, total, out = jax.lax.fori_loop(0, visits.count[bounds], key_block, start)
+    total = jnp.maximum(total, 1e-30)
+    tiles = out / total, top + jnp.log(total)
+    shape = (O, R, fixed.block_q, -1)
+    return tuple(_put(x, tile.reshape(shape), n, i) for x, tile in zip(carry, tiles, strict=True))
 
-  out_QxNxRxTxK, lse_QxNxRxT = jax.lax.map(query_block, jnp.arange(T // fixed.block_q))
-  out = jnp.moveaxis(out_QxNxRxTxK, 0, 2).reshape(q.shape)
-  return out, jnp.moveaxis(lse_QxNxRxT, 0, 2).reshape(N, R, T)
+  carry = jnp.zeros_like(q), jnp.zeros((N, R, T, 1), jnp.float32)
+  return jax.lax.fori_loop(0, N // O * blocks, query_block, carry)
 
 
 def _backward(q, k, v, where: Where, out, lse, d_out, fixed: Static):
   N, R, T, K = q.shape
-  M = R * fixed.block_q
-  order_QxN, count_Q = _visits(where, fixed)
+  O, M, blocks = fixed.together, R * fixed.block_q, T // fixed.block_q
+  visits = _visits(where, fixed)
   f32 = jnp.float32
-  delta_NxRxT = (out.astype(f32) * d_out.astype(f32)).sum(-1)
+  delta_NxRxTx1 = (out.astype(f32) * d_out.astype(f32)).sum(-1, keepdims=True)
 
-  def query_block(carry, i):
-    q_NxMxK, do_NxMxK = (_rows(x, i, fixed.block_q, 2).reshape(N, M, K) for x in (q, d_out))
-    lse_NxM, delta_NxM = (_rows(x, i, fixed.block_q, 2).reshape(N, M) for x in (lse, delta_NxRxT))
+  def query_block(at, carry):
+    n, i = at // blocks * O, at % blocks
+    own, bounds = _row(where, n, N), (n * len(visits.count) // N, i)
+    q_OxMxK, do_OxMxK, lse_OxMx1, delta_OxMx1 = (
+      _tile(x, O, n, i, fixed.block_q).reshape(O, M, -1) for x in (q, d_out, lse, delta_NxRxTx1)
+    )
 
     def key_block(step, carry):
-      dq, dk, dv = carry
-      j = order_QxN[i, step]
-      k_NxSxK, v_NxSxK = _rows(k, j, fixed.block_k), _rows(v, j, fixed.block_k)
-      s, tanh = _scores(q_NxMxK, k_NxSxK, fixed)
-      mask = _mask(where, fixed, i, j)
-      mask = jnp.broadcast_to(mask, (N, R, fixed.block_q, fixed.block_k)).reshape(s.shape)
+      dq_OxMxK, dk, dv = carry
+      j = visits.order[*bounds, step]
+      k_OxSxK, v_OxSxK = (_tile(x, O, n, j, fixed.block_k) for x in (k, v))
+      s, tanh = _scores(q_OxMxK, k_OxSxK, fixed)
+      mask = _mask(own, fixed, i, j)
+      mask = jnp.broadcast_to(mask, (O, R, fixed.block_q, fixed.block_k)).reshape(s.shape)
       # Masked before the exponential: a row without keys has no meaningful lse.
-      p = jnp.exp(jnp.where(mask, s - lse_NxM[..., None], FLOOR))
-      dp = jnp.einsum("nmk,nsk->nms", do_NxMxK, v_NxSxK, preferred_element_type=f32)
-      ds = p * (dp - delta_NxM[..., None])
+      p = jnp.exp(jnp.where(mask, s - lse_OxMx1, FLOOR))
+      dp = jnp.einsum("omk,osk->oms", do_OxMxK, v_OxSxK, preferred_element_type=f32)
+      ds = p * (dp - delta_OxMx1)
       if tanh is not None:
         ds *= 1.0 - tanh * tanh
       ds, p = (fixed.scale * ds).astype(q.dtype), p.astype(q.dtype)
-      dq += jnp.einsum("nms,nsk->nmk", ds, k_NxSxK, preferred_element_type=f32)
-      dk_j = jnp.einsum("nms,nmk->nsk", ds, q_NxMxK, preferred_element_type=f32)
-      dv_j = jnp.einsum("nms,nmk->nsk", p, do_NxMxK, preferred_element_type=f32)
+      dq_OxMxK += jnp.einsum("oms,osk->omk", ds, k_OxSxK, preferred_element_type=f32)
+      dk_OxSxK = jnp.einsum("oms,omk->osk", ds, q_OxMxK, preferred_element_type=f32)
+      dv_OxSxK = jnp.einsum("oms,omk->osk", p, do_OxMxK, preferred_element_type=f32)
       dk, dv = (
-        jax.lax.dynamic_update_slice_in_dim(
-          x, _rows(x, j, fixed.block_k) + x_j, j * fixed.block_k, 1
-        )
-        for x, x_j in ((dk, dk_j), (dv, dv_j))
+        _put(x, _tile(x, O, n, j, fixed.block_k) + tile, n, j)
+        for x, tile in ((dk, dk_OxSxK), (dv, dv_OxSxK))
       )
-      return dq, dk, dv
+      return dq_OxMxK, dk, dv
 
-    dk, dv = carry
-    dq = jnp.zeros((N, M, K), f32)
-    dq, dk, dv = jax.lax.fori_loop(0, count_Q[i], key_block, (dq, dk, dv))
-    return (dk, dv), dq.astype(q.dtype).reshape(N, R, fixed.block_q, K)
+    dq, dk, dv = carry
+    start = (jnp.zeros((O, M, K), f32), dk, dv)
+    dq_OxMxK, dk, dv = jax.lax.fori_loop(0, visits.count[bounds], key_block, start)
+    return _put(dq, dq_OxMxK.reshape(O, R, fixed.block_q, K), n, i), dk, dv
 
-  zeros = jnp.zeros(k.shape, f32)
-  (dk, dv), dq = jax.lax.scan(query_block, (zeros, zeros), jnp.arange(T // fixed.block_q))
-  return jnp.moveaxis(dq, 0, 2).reshape(q.shape), dk.astype(k.dtype), dv.astype(v.dtype)
+  carry = jnp.zeros_like(q), jnp.zeros(k.shape, f32), jnp.zeros(v.shape, f32)
+  dq, dk, dv = jax.lax.fori_loop(0, N // O * blocks, query_block, carry)
+  return dq, dk.astype(k.dtype), dv.astype(v.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def flash(q_NxRxTxK, k_NxTxK, v_NxTxK, where: Where, fixed: Static):
-  """Attention of N kv groups that visit the same key blocks, R query heads each.
+  """Attention of N kv groups, R query heads each; every group visits the key blocks it needs.
 
   Args:
     q_NxRxTxK, k_NxTxK, v_NxTxK: any float dtype; T is a multiple of both block sizes.
@@ -179,6 +229,9 @@ def _flash_forward(q, k, v, where, fixed):
 
 def _flash_backward(fixed, saved, d_out):
   q, k, v, where, out, lse = saved
+  _, R, _, K = q.shape
+  while R * fixed.block_q * fixed.block_k * K > PRODUCT and fixed.block_q > 16:
+    fixed = fixed._replace(block_q=fixed.block_q // 2)
   return *_backward(q, k, v, where, out, lse, d_out, fixed), None
 
 

@@ -1,20 +1,18 @@
 """The two CPU backends, in plain XLA: `static` for compiled-in windows, `blocked` for runtime ones.
 
-Both run the loops of `models.attention.loops`. They differ in what shares a loop: with static
-windows all neighbouring groups of one window go together, with runtime windows every row and kv
-group has bounds of its own.
+Both run the loops of `models.attention.loops`. They differ in what shares bounds: with static
+windows all neighbouring groups of one window, with runtime windows every kv group has its own.
 """
 
-import jax
 import jax.numpy as jnp
 
 from models.attention import plan
 from models.attention.loops import Static, Where, flash
 
-# Tokens of a tile. Its scores, some heads of queries each, stay in a core's cache, and little is wasted
-# at the edges of a window and of T. Larger ones were slower for 1 to 8 heads a group, most of all
-# backward (1024 tokens, full: 64 45 ms, 128 52, 256 61).
-TILE = 64
+# Tokens and query heads of a tile, the latter of several groups where those have fewer. Its scores stay
+# in a core's cache, and little is wasted at the edges of a window and of T. Larger tiles were slower for
+# 1 to 8 heads a group, most of all backward.
+TILE, HEADS = 64, 4
 
 
 def _power_of_two(limit: float, most: int, least: int = 16) -> int:
@@ -25,18 +23,19 @@ def _power_of_two(limit: float, most: int, least: int = 16) -> int:
   return size
 
 
-def _to_groups(x_BxTxHxK, groups):
-  """`[B, T, H, K]` to `[B * G, R, T, K]`."""
-  B, T, H, K = x_BxTxHxK.shape
-  x = x_BxTxHxK.reshape(B, T, groups, H // groups, K)
-  return x.transpose(0, 2, 3, 1, 4).reshape(B * groups, H // groups, T, K)
+def _divisor(number: int, most: int) -> int:
+  """The largest divisor of a number that is at most `most`, or 1."""
+  return max((d for d in range(1, most + 1) if number % d == 0), default=1)
 
 
-def _from_groups(x_NxRxTxK, batch):
-  """`[B * G, R, T, K]` to `[B, T, H, K]`."""
-  N, R, T, K = x_NxRxTxK.shape
-  x = x_NxRxTxK.reshape(batch, N // batch, R, T, K).transpose(0, 3, 1, 2, 4)
-  return x.reshape(batch, T, N // batch * R, K)
+def _flash(q_BxTxHxK, k_BxTxGxK, v_BxTxGxK, where, fixed):
+  """`flash` with heads in the middle; `[B, T, H, K]`."""
+  B, T, H, K = q_BxTxHxK.shape
+  G = k_BxTxGxK.shape[2]
+  q = q_BxTxHxK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4)
+  k, v = (x.transpose(0, 2, 1, 3).reshape(B * G, T, K) for x in (k_BxTxGxK, v_BxTxGxK))
+  out = flash(q.reshape(B * G, H // G, T, K), k, v, where, fixed)
+  return out.reshape(B, G, H // G, T, K).transpose(0, 3, 1, 2, 4).reshape(B, T, H, K)
 
 
 def blocked(q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=None, layout="any"):
@@ -50,19 +49,10 @@ def blocked(q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=No
   R = H // G
   windows_NxR = jnp.broadcast_to(jnp.asarray(windows, jnp.int32), (B, H)).reshape(B * G, R)
   block = _power_of_two(T, TILE)
-  fixed = Static(block, block, sinks, scale, softcap)
+  fixed = Static(1, block, block, sinks, scale, softcap)
   positions, segments, q, k, v = plan.pad_tokens(block, positions, segments, q, k, v)
-  q_NxRxTxK = _to_groups(q, G)
-  k_NxTxK, v_NxTxK = (_to_groups(x, G)[:, 0] for x in (k, v))
-  rows_N = jnp.repeat(jnp.arange(B), G)
-
-  def group(args):
-    q, k, v, windows_R, row = args
-    where = Where(positions[row][None], segments[row][None], windows_R[None])
-    return flash(q[None], k[None], v[None], where, fixed)[0]
-
-  out = jax.lax.map(group, (q_NxRxTxK, k_NxTxK, v_NxTxK, windows_NxR, rows_N))
-  return _from_groups(out, B)[:, :T]
+  where = Where(positions, segments, windows_NxR)
+  return _flash(q, k, v, where, fixed)[:, :T]
 
 
 def static(q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=None, layout="any"):
@@ -79,20 +69,17 @@ def static(q, k, v, windows, *, positions, segments, sinks=0, scale, softcap=Non
     raise NotImplementedError(
       "backend 'static' needs the windows as a tuple of ints; use backend='blocked' for an array"
     )
-  B, T, H, _ = q.shape
+  T, H = q.shape[1:3]
   G = k.shape[2]
   R = H // G
   outs = []
   for first, stop, window in plan.runs(windows, G):
-    heads, n = slice(first * R, stop * R), B * (stop - first)
+    heads = slice(first * R, stop * R)
     block = _power_of_two(min(T, window), TILE, TILE // 2)
-    fixed = Static(block, block, sinks, scale, softcap)
+    fixed = Static(_divisor(stop - first, HEADS // R), block, block, sinks, scale, softcap)
     pos, seg, q_run, k_run, v_run = plan.pad_tokens(
       block, positions, segments, q[:, :, heads], k[:, :, first:stop], v[:, :, first:stop]
     )
-    pos, seg = (x if B == 1 else jnp.repeat(x, stop - first, axis=0) for x in (pos, seg))
-    where = Where(pos, seg, jnp.full((n, R), window, jnp.int32))
-    k_run, v_run = (_to_groups(x, stop - first)[:, 0] for x in (k_run, v_run))
-    out = flash(_to_groups(q_run, stop - first), k_run, v_run, where, fixed)
-    outs.append(_from_groups(out, B)[:, :T])
+    where = Where(pos, seg, jnp.full((1, R), window, jnp.int32))
+    outs.append(_flash(q_run, k_run, v_run, where, fixed)[:, :T])
   return jnp.concatenate(outs, axis=2)
