@@ -14,6 +14,7 @@ from tests.models.attention.base import (
   compiled,
   make,
   plain,
+  rows,
 )
 
 
@@ -25,6 +26,15 @@ class TestBlocked(RuntimeWindowsTests, AttentionTestBase):
 class TestStatic(AttentionTestBase):
   backend = "static"
   static = True
+
+  @pytest.mark.parametrize(("heads", "groups", "head_dim"), [(4, 4, 32), (8, 4, 32), (8, 1, 128)])
+  def test_tiles_of_several_groups_or_of_fewer_queries(self, heads, groups, head_dim):
+    """Few heads a group share a tile, many take a smaller one backward; rows differ in documents."""
+    documents = rows((1, 0, 100), (2, 0, 50)), rows((1, 0, 30), (-1, 0, 20), (2, 0, 100))
+    places = tuple(jnp.concatenate(x) for x in zip(*documents, strict=True))
+    arrays = make(2, 150, heads, groups, head_dim)
+    for windows in ((FULL,) * heads, (40,) * heads):
+      self.check(arrays, windows, places, layout="packed")
 
   def test_arrays_are_refused_by_name(self):
     q, k, v, _ = make(1, 16, 2, 1, 32)
