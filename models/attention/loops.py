@@ -46,25 +46,34 @@ class Static(NamedTuple):
   softcap: float | None
 
 
-class Visits(NamedTuple):
-  """For each row of bounds V and query block the needed key blocks, int32: the first `count`
-  entries of `order` `[V, Q, N]`. V is P if W is 1, else N."""
+def _visits(own: Where, fixed: Static):
+  """For each query block of a row the needed key blocks: the first `count` of `order`, int32.
 
-  order: jax.Array
-  count: jax.Array
+  One row at a time, as this grows with the square of T, if only by 4 bytes for 4096 pairs of tokens.
+  """
+  queries = plan.summarise(own.positions, own.segments, fixed.block_q)
+  keys = plan.summarise(own.positions, own.segments, fixed.block_k)
+  widest_1x1 = own.windows.max(-1, keepdims=True)
+  needed_QxN = plan.needed(widest_1x1, queries, keys, fixed.sinks)[0, 0]
+  order_QxN = jnp.argsort(~needed_QxN, axis=-1, stable=True).astype(jnp.int32)
+  return order_QxN, needed_QxN.sum(-1)
 
 
-def _visits(where: Where, fixed: Static) -> Visits:
-  queries = plan.summarise(where.positions, where.segments, fixed.block_q)
-  keys = plan.summarise(where.positions, where.segments, fixed.block_k)
-  widest_Wx1 = where.windows.max(-1, keepdims=True)
-  rows = max(len(widest_Wx1), len(where.positions))
-  queries, keys = (
-    plan.Blocks(*(jnp.repeat(x, rows // len(x), axis=0) for x in b)) for b in (queries, keys)
-  )
-  needed_VxQxN = plan.needed(widest_Wx1, queries, keys, fixed.sinks)[:, 0]
-  order = jnp.argsort(~needed_VxQxN, axis=-1, stable=True).astype(jnp.int32)
-  return Visits(order, needed_VxQxN.sum(-1))
+def _query_blocks(body, where: Where, fixed: Static, groups: int, blocks: int, carry):
+  """`carry = body(n, i, own, visits, carry)` for all tiles: n the first of their groups, i the block
+  of queries, `own` what holds for them and `visits` the key blocks as `(order, count)`."""
+
+  def row(step, carry):
+    n = step * fixed.together
+    own = _row(where, n, groups)
+    order_QxN, count_Q = _visits(own, fixed)
+
+    def block(i, carry):
+      return body(n, i, own, (order_QxN[i], count_Q[i]), carry)
+
+    return jax.lax.fori_loop(0, blocks, block, carry)
+
+  return jax.lax.fori_loop(0, groups // fixed.together, row, carry)
 
 
 def _tile(x, rows: int, row, block, size):
@@ -125,16 +134,14 @@ def _scores(q_OxMxK, k_OxSxK, fixed: Static):
 def _forward(q, k, v, where: Where, fixed: Static):
   N, R, T, K = q.shape
   O, M, blocks = fixed.together, R * fixed.block_q, T // fixed.block_q
-  visits = _visits(where, fixed)
 
-  def query_block(at, carry):
-    n, i = at // blocks * O, at % blocks
-    own, bounds = _row(where, n, N), (n * len(visits.count) // N, i)
+  def query_block(n, i, own, visits, carry):
+    order_N, count = visits
     q_OxMxK = _tile(q, O, n, i, fixed.block_q).reshape(O, M, K)
 
     def key_block(step, carry):
       top, total, out = carry
-      j = visits.order[*bounds, step]
+      j = order_N[step]
       s, _ = _scores(q_OxMxK, _tile(k, O, n, j, fixed.block_k), fixed)
       # Masked scores lie below FLOOR, so that they count as 0 even in a row that has seen nothing.
       mask = _mask(own, fixed, i, j)
@@ -150,33 +157,31 @@ def _forward(q, k, v, where: Where, fixed: Static):
 
     zero = jnp.zeros((O, M, 1), jnp.float32)
     start = (jnp.full_like(zero, FLOOR), zero, jnp.zeros((O, M, K), jnp.float32))
-    top, total, out = jax.lax.fori_loop(0, visits.count[bounds], key_block, start)
+    top, total, out = jax.lax.fori_loop(0, count, key_block, start)
     total = jnp.maximum(total, 1e-30)
     tiles = out / total, top + jnp.log(total)
     shape = (O, R, fixed.block_q, -1)
     return tuple(_put(x, tile.reshape(shape), n, i) for x, tile in zip(carry, tiles, strict=True))
 
   carry = jnp.zeros_like(q), jnp.zeros((N, R, T, 1), jnp.float32)
-  return jax.lax.fori_loop(0, N // O * blocks, query_block, carry)
+  return _query_blocks(query_block, where, fixed, N, blocks, carry)
 
 
 def _backward(q, k, v, where: Where, out, lse, d_out, fixed: Static):
   N, R, T, K = q.shape
   O, M, blocks = fixed.together, R * fixed.block_q, T // fixed.block_q
-  visits = _visits(where, fixed)
   f32 = jnp.float32
   delta_NxRxTx1 = (out.astype(f32) * d_out.astype(f32)).sum(-1, keepdims=True)
 
-  def query_block(at, carry):
-    n, i = at // blocks * O, at % blocks
-    own, bounds = _row(where, n, N), (n * len(visits.count) // N, i)
+  def query_block(n, i, own, visits, carry):
+    order_N, count = visits
     q_OxMxK, do_OxMxK, lse_OxMx1, delta_OxMx1 = (
       _tile(x, O, n, i, fixed.block_q).reshape(O, M, -1) for x in (q, d_out, lse, delta_NxRxTx1)
     )
 
     def key_block(step, carry):
       dq_OxMxK, dk, dv = carry
-      j = visits.order[*bounds, step]
+      j = order_N[step]
       k_OxSxK, v_OxSxK = (_tile(x, O, n, j, fixed.block_k) for x in (k, v))
       s, tanh = _scores(q_OxMxK, k_OxSxK, fixed)
       mask = _mask(own, fixed, i, j)
@@ -199,11 +204,11 @@ def _backward(q, k, v, where: Where, out, lse, d_out, fixed: Static):
 
     dq, dk, dv = carry
     start = (jnp.zeros((O, M, K), f32), dk, dv)
-    dq_OxMxK, dk, dv = jax.lax.fori_loop(0, visits.count[bounds], key_block, start)
+    dq_OxMxK, dk, dv = jax.lax.fori_loop(0, count, key_block, start)
     return _put(dq, dq_OxMxK.reshape(O, R, fixed.block_q, K), n, i), dk, dv
 
   carry = jnp.zeros_like(q), jnp.zeros(k.shape, f32), jnp.zeros(v.shape, f32)
-  dq, dk, dv = jax.lax.fori_loop(0, N // O * blocks, query_block, carry)
+  dq, dk, dv = _query_blocks(query_block, where, fixed, N, blocks, carry)
   return dq, dk.astype(k.dtype), dv.astype(v.dtype)
 
 
