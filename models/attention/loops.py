@@ -89,12 +89,12 @@ def _put(x, tile, row, block):
 
 
 def _row(where: Where, n, rows: int) -> Where:
-  """What holds for group n of `rows`: P = W = 1."""
+  """What holds for group n of `rows`: P = W = 1, and no window below 0 (see `_mask`)."""
 
   def row(x):
     return jax.lax.dynamic_slice_in_dim(x, n * len(x) // rows, 1)
 
-  return Where(*map(row, where))
+  return Where(row(where.positions), row(where.segments), jnp.maximum(row(where.windows), 0))
 
 
 def _mask(where: Where, fixed: Static, i, j):

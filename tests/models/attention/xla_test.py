@@ -47,6 +47,17 @@ class TestStatic(AttentionTestBase):
       self.run(q, k, v, (3, 4), *plain(1, 16))
 
 
+@pytest.mark.parametrize("backend", ["static", "blocked"])
+def test_a_window_below_one_sees_nothing(backend):
+  """As the reference has it: nothing, not everything, for a distance without its sign."""
+  q, k, v, _ = make(1, 140, 3, 3, 32)
+  row = (-1, 0, FULL)
+  want = attention(q, k, v, row, backend="reference")
+  got = attention(q, k, v, row if backend == "static" else jnp.asarray(row), backend=backend)
+  np.testing.assert_allclose(got, want, atol=3e-6)
+  assert not np.asarray(got)[:, :, :2].any()
+
+
 def test_long_rows_of_mixed_windows():
   """Several blocks of full size, where bounds matter: both backends."""
   q, k, v, _ = make(1, 1100, 2, 2, 32)
