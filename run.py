@@ -7,11 +7,12 @@ STOPPED = "stopped; every score so far is on disk: the same command with --resum
 
 
 def main() -> int:
-  try:
-    from bosch_jax import (  # inside: Ctrl-C during the imports is no traceback either
-      cli,
-      interrupts,
-    )
+  try:  # imports inside: Ctrl-C during them is no traceback either
+    from bosch_jax import huge_pages
+
+    huge_pages.restart()
+
+    from bosch_jax import cli, interrupts
 
     interrupts.install()
     return cli.main(sys.argv[1:])

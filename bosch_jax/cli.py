@@ -31,6 +31,7 @@ a sliding window, a chosen few keep the whole context, and the key/value cache s
   python run.py bench attention        what windows save in attention itself, against other libraries
   python run.py bench solvers          search algorithms on planted objectives, side by side
   python run.py bench decode           what a mask saves in generation: cache bytes and tokens/s
+  python run.py bench train            what a training step costs, against torch and of a hybrid
 
 Every command explains its flags:  python run.py select --help
 A run writes runs/<name>/ with the mask, the figures, a picture and a report; README.md shows one.
