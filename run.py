@@ -3,15 +3,13 @@
 import os
 import sys
 
+from bosch_jax import huge_pages
+
 STOPPED = "stopped; every score so far is on disk: the same command with --resume goes on"
 
 
 def main() -> int:
   try:  # imports inside: Ctrl-C during them is no traceback either
-    from bosch_jax import huge_pages
-
-    huge_pages.restart()
-
     from bosch_jax import cli, interrupts
 
     interrupts.install()
@@ -22,6 +20,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+  huge_pages.restart()
   code = main()
   if code == 130:
     sys.stdout.flush()

@@ -34,10 +34,11 @@ def on_request(kernel: pathlib.Path = KERNEL) -> bool:
 def restart() -> None:
   """Starts this very command again with large pages, in the same process; once, and only if it helps.
 
-  To be called before anything heavy is imported. `GLIBC_TUNABLES=glibc.malloc.hugetlb=0` prevents it.
+  For scripts, before anything heavy is imported: the process forgets all that it has done.
+  `GLIBC_TUNABLES=glibc.malloc.hugetlb=0` prevents it.
   """
   env = asking(os.environ)
   if env is None or not sys.executable or not on_request():
     return
   with contextlib.suppress(OSError):  # then things are as right, only slower
-    os.execve(sys.executable, sys.orig_argv, env)
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)

@@ -111,7 +111,7 @@ def _run(run: Run, folder, stop: "_Stop", events, console: Console) -> dict:
         checkpoints.save(done, run.saved, position(data), record.best_by())
         before = time.perf_counter()
     flush()
-    if done < s.steps:
+    if done < s.steps and done not in checkpoints.steps():  # a state may be stacked for it: a copy
       checkpoints.save(done, run.saved, position(data), record.best_by())
   checkpoints.close()
   return _finish(run, folder, record, done, console)
