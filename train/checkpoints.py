@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+from collections.abc import Callable
 
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
@@ -54,10 +55,13 @@ class Checkpoints:
   def steps(self) -> list[int]:
     return sorted(self._manager.all_steps())
 
-  def save(self, step: int, state: State, position: int, held_out: float | None) -> None:
+  def save(
+    self, step: int, state: Callable[[], State], position: int, held_out: float | None
+  ) -> None:
     """Writes a step, in the background; one that is there already is left alone.
 
     Args:
+      state: makes the stacked form, which may be a copy; not called for a step that is there.
       position: batches taken from the data.
       held_out: what the best step is chosen by, lower is better; None = not measured yet.
     """
@@ -66,7 +70,7 @@ class Checkpoints:
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        state=ocp.args.StandardSave(state._asdict()),
+        state=ocp.args.StandardSave(state()._asdict()),
         run=ocp.args.JsonSave({"position": position, **self._identity}),
       ),
       metrics=None if held_out is None else {"held_out": held_out},

@@ -108,11 +108,11 @@ def _run(run: Run, folder, stop: "_Stop", events, console: Console) -> dict:
         if last or done % s.eval_every == 0:
           record.evaluation(done, values := run.evaluate())
           progress.note(f"cpt {done}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
-        checkpoints.save(done, run.saved, position(data), record.best_by())
+        checkpoints.save(done, lambda: run.saved, position(data), record.best_by())
         before = time.perf_counter()
     flush()
-    if done < s.steps and done not in checkpoints.steps():  # a state may be stacked for it: a copy
-      checkpoints.save(done, run.saved, position(data), record.best_by())
+    if done < s.steps:
+      checkpoints.save(done, lambda: run.saved, position(data), record.best_by())
   checkpoints.close()
   return _finish(run, folder, record, done, console)
 

@@ -11,7 +11,7 @@ from bosch_jax import huge_pages
 ROOT = pathlib.Path(__file__).parents[2]
 # Says how it was started. A kernel that gives pages on request is put in place of this machine's.
 SCRIPT = """
-import json, os, pathlib, sys
+import json, os, sys
 from bosch_jax import huge_pages
 print(os.getpid(), flush=True)
 huge_pages.on_request = lambda: {on_request}

@@ -37,7 +37,7 @@ def test_saved_on_four_devices_restored_on_fewer(tmp_path, count):
   state, step = start(four)
   state = step(state)
   checkpoints = Checkpoints(tmp_path / "c", IDENTITY, keep=2)
-  checkpoints.save(1, state, position=17, held_out=0.5)
+  checkpoints.save(1, lambda: state, position=17, held_out=0.5)
   checkpoints.close()
   fewer = partition.make_mesh(1, count, 1, jax.devices()[:count])
   fresh, step_on_fewer = start(fewer)
@@ -57,7 +57,7 @@ def test_saved_on_four_devices_restored_on_fewer(tmp_path, count):
 def test_another_run_is_refused_by_name(tmp_path):
   state, _ = start(partition.make_mesh(1, 1, 1, jax.devices()[:1]))
   checkpoints = Checkpoints(tmp_path, IDENTITY, keep=2)
-  checkpoints.save(3, state, 3, None)
+  checkpoints.save(3, lambda: state, 3, None)
   checkpoints.close()
   for change, said in (
     ({"model": {**IDENTITY["model"], "num_layers": 7}}, "model num_layers 3 is not this run's 7"),
@@ -74,7 +74,7 @@ def test_the_latest_and_the_best_are_kept_and_partial_steps_ignored(tmp_path):
   state, _ = start(partition.make_mesh(1, 1, 1, jax.devices()[:1]))
   checkpoints = Checkpoints(tmp_path, IDENTITY, keep=2)
   for step, held_out in ((1, 0.9), (2, 0.1), (3, 0.5), (4, 0.4), (5, 0.3)):
-    checkpoints.save(step, state, step, held_out)
+    checkpoints.save(step, lambda: state, step, held_out)
   checkpoints.close()
   assert sorted(int(p.name) for p in tmp_path.iterdir() if p.name.isdigit()) == [2, 4, 5]
   (tmp_path / "9").mkdir()  # a step folder that a kill left empty
@@ -83,7 +83,7 @@ def test_the_latest_and_the_best_are_kept_and_partial_steps_ignored(tmp_path):
   again = Checkpoints(tmp_path, IDENTITY, keep=2)
   assert again.latest() == 5 and again.steps() == [2, 4, 5]
   assert again.restore(state)[1] == 5
-  again.save(9, state, 9, 0.2)
-  again.save(9, state, 10, 0.2)  # already there: left alone
+  again.save(9, lambda: state, 9, 0.2)
+  again.save(9, lambda: pytest.fail("not wanted"), 10, 0.2)  # already there: left alone
   again.close()
   assert Checkpoints(tmp_path, IDENTITY, keep=2).restore(state)[1] == 9

@@ -52,7 +52,7 @@ def test_a_checkpoint_of_one_form_is_read_in_the_other(tmp_path):
   split, _ = steps(plan, layers.split(state), *rest, count=1)
   saved = layers.stacked(split, state)
   checkpoints = Checkpoints(tmp_path, {"model": "tiny"}, keep=1)
-  checkpoints.save(1, saved, 1, None)
+  checkpoints.save(1, lambda: saved, 1, None)
   checkpoints.close()
   restored, _ = Checkpoints(tmp_path, {"model": "tiny"}, keep=1).restore(layers.layout(state))
   chex.assert_trees_all_equal(layers.split(restored), split)
